@@ -1,0 +1,70 @@
+"""Every failure a person can cause or meet, as one tree; the exit code belongs to the class.
+
+    DSparkError                    1   a fault of ours
+    ├── InputError                 2   profile, flag or file that cannot be used
+    ├── PreflightRefused           3   this launch would fail, and why
+    ├── EngineError
+    │   ├── EngineStartError       5   the engine died or hung before it was ready
+    │   └── EngineDiedError        6   the engine died after it was ready
+    ├── AccuracyConstraintFailed   7   no measured configuration kept its accuracy
+    └── Interrupted              130   stopped by a signal
+
+Exit code 4 is kept for the numerics gate. `docs/exit-codes.md` says what to do about each.
+"""
+
+from __future__ import annotations
+
+
+class DSparkError(Exception):
+    """Base of the tree. `str(error)` is the whole message for the person at the terminal."""
+
+    exit_code = 1
+
+
+class InputError(DSparkError):
+    """Input that cannot be used. Holds every fault found, one per line, so that one run shows them all."""
+
+    exit_code = 2
+
+    def __init__(self, faults: str | list[str]) -> None:
+        self.faults = [faults] if isinstance(faults, str) else list(faults)
+        super().__init__("\n".join(self.faults))
+
+
+class PreflightRefused(DSparkError):
+    """The preflight found at least one error; the findings were printed before this was raised."""
+
+    exit_code = 3
+
+
+class EngineError(DSparkError):
+    """The engine failed. Carries the last meaningful lines of its log."""
+
+    def __init__(self, message: str, log_lines: list[str] | None = None) -> None:
+        self.log_lines = list(log_lines or [])
+        tail = "\n".join(f"    {line}" for line in self.log_lines)
+        super().__init__(f"{message}\n  engine log, the lines that matter:\n{tail}" if tail else message)
+
+
+class EngineStartError(EngineError):
+    """The engine exited, or was not ready within its time."""
+
+    exit_code = 5
+
+
+class EngineDiedError(EngineError):
+    """The engine exited after it had been ready."""
+
+    exit_code = 6
+
+
+class AccuracyConstraintFailed(DSparkError):
+    """The sweep ended, and no configuration with speculation kept its accuracy."""
+
+    exit_code = 7
+
+
+class Interrupted(DSparkError):
+    """A signal asked us to stop; everything we started has been stopped."""
+
+    exit_code = 130
