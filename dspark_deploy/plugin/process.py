@@ -1,0 +1,82 @@
+"""One vLLM process: which patches belong to which phase of its start, and the report it leaves.
+
+The report `<report_dir>/<pid>.json` is rewritten after each phase, so that a process that dies between
+two phases still says how far it came.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dspark_deploy.plugin.registry import Patch, Registry
+from dspark_deploy.plugin.settings import Settings
+
+_registry = Registry()
+_milliseconds: dict[str, float] = {}
+
+
+def run_phase(phase: str) -> None:
+    """Apply the patches of `phase` (`platform` or `general`) and report. Safe to call again."""
+    started = time.perf_counter()
+    settings = Settings.from_environment()
+    patches = PHASES[phase](settings)
+    try:
+        _registry.apply(patches)
+    finally:
+        spent = (time.perf_counter() - started) * 1000
+        _milliseconds[phase] = round(_milliseconds.get(phase, 0.0) + spent, 3)
+        write_report(settings.report_dir)
+
+
+def apply_late(patches: list[Patch]) -> None:
+    """Apply patches whose targets are loaded only after both hooks, and bring the report up to date."""
+    started = time.perf_counter()
+    try:
+        _registry.apply(patches)
+    finally:
+        _milliseconds["late"] = round((time.perf_counter() - started) * 1000, 3)
+        write_report(Settings.from_environment().report_dir)
+
+
+def write_report(report_dir: Path) -> None:
+    """Write this process's report, atomically."""
+    report_dir.mkdir(parents=True, exist_ok=True)
+    document = {
+        "pid": os.getpid(),
+        "process": multiprocessing.current_process().name,
+        "python": sys.version.split()[0],
+        "milliseconds": _milliseconds,
+        "patches": [record.as_json() for record in _registry.records],
+    }
+    path = report_dir / f"{os.getpid()}.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1))
+    partial.replace(path)
+
+
+def _platform_patches(settings: Settings) -> list[Patch]:
+    if settings.platform != "cpu":
+        return []
+    from dspark_deploy.plugin.cpu_engine import triton_interpreter
+
+    return triton_interpreter.patches()
+
+
+def _general_patches(settings: Settings) -> list[Patch]:
+    if settings.platform != "cpu":
+        return []
+    from dspark_deploy.plugin.cpu_engine import triton_interpreter
+
+    return triton_interpreter.checks()
+
+
+PHASES: dict[str, Callable[[Settings], list[Patch]]] = {
+    "platform": _platform_patches,
+    "general": _general_patches,
+}
