@@ -61,7 +61,7 @@ class Case:
 
 
 def prompts(count: int, seed: int = 999) -> list[str]:
-    """Word problems in the language that the tiny pair was trained on, of its longest kind: three operations."""
+    """Word problems in the language of the tiny pair, of its longest kind: three operations."""
     rng = random.Random(seed)
     return [_problem(rng) for _ in range(count)]
 
