@@ -240,11 +240,16 @@ def _measure_batch(llm: Any, case: Case, params: Any, batch: int, texts: list[st
         "wall_s": round(wall, 4),
         "tokens_per_s": round(tokens / wall, 3),
         "steps": len(clock.wall),
-        "step_ms": round(1000 * statistics.median(clock.wall), 4),
-        "step_cpu_ms": round(1000 * statistics.median(clock.cpu), 4),
+        "step_ms": _median_ms(clock.wall),
+        "step_cpu_ms": _median_ms(clock.cpu),
         "acceptance_length": round(1 + accepted / drafts, 4) if drafts else 1.0,
         "token_ids": ids,
     }
+
+
+def _median_ms(seconds: list[float]) -> float | None:
+    """None where more samples were asked for than run at once, so that no step was of the size asked for."""
+    return round(1000 * statistics.median(seconds), 4) if seconds else None
 
 
 def _counters(llm: Any) -> dict[str, float]:

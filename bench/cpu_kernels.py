@@ -74,9 +74,7 @@ def table(document: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run every scenario with and without twins, and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pair", default=str(cpu_case.SHIPPED_PAIR), help="folder of target and draft")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", action="store_true", help="print the document instead of the tables")
