@@ -323,7 +323,7 @@ def machine() -> dict[str, Any]:
         "versions": versions,
         "omp_num_threads": 1,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *(_without_folders(word) for word in sys.argv)]),
     }
 
 
@@ -336,6 +336,11 @@ def main() -> None:
         environment(case, Path(folder))
         for measured in bursts(case, sys.stdin):
             print(json.dumps(measured), file=answers, flush=True)
+
+
+def _without_folders(word: str) -> str:
+    """A path outside the repository by its name alone: where it lay says nothing about the number."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 if __name__ == "__main__":
