@@ -84,7 +84,6 @@ def environment(case: Case, scratch: Path) -> None:
     """Set what vLLM reads from the environment. Must precede the import of torch."""
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_LOGGING_LEVEL="ERROR",
         HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS="1",
@@ -122,6 +121,7 @@ def engine(case: Case) -> Any:
         dtype=case.dtype,
         max_model_len=256,
         max_num_seqs=8,
+        kv_cache_memory_bytes=1 << 26,  # so that many engines fit into memory side by side
         enforce_eager=True,
         enable_prefix_caching=False,
         disable_log_stats=False,
