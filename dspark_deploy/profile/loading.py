@@ -6,6 +6,7 @@ A name without a folder that is no file here is looked up among the profiles shi
 
 from __future__ import annotations
 
+import copy
 import difflib
 import logging
 from collections.abc import Sequence
@@ -36,6 +37,14 @@ class LoadedProfile:
         """The place of the value at `path`, or of the nearest section above it."""
         return str(_place(self.places, path, self.source.name))
 
+    def revised(self, changes: dict[str, Any]) -> LoadedProfile:
+        """A copy with the values at dotted paths replaced, validated anew. Raises ValidationError."""
+        document = Document(copy.deepcopy(self.values), dict(self.places))
+        for name, value in changes.items():
+            _assign(document.values, name.split("."), value)
+        profile = Profile.model_validate(document.values)
+        return LoadedProfile(profile, self.source, document.values, document.places)
+
 
 def load_profile(source: str | Path, sets: Sequence[str] = ()) -> LoadedProfile:
     """Load and validate. `sets` are `path=value` strings. Raises InputError with every fault."""
@@ -48,6 +57,15 @@ def load_profile(source: str | Path, sets: Sequence[str] = ()) -> LoadedProfile:
     except ValidationError as error:
         raise InputError(_faults(error, document, path.name)) from error
     return LoadedProfile(profile, path, document.values, document.places)
+
+
+def validated(loaded: LoadedProfile, changes: dict[str, Any]) -> LoadedProfile:
+    """`loaded.revised` for values that a person gave by flags. Raises InputError."""
+    try:
+        return loaded.revised(changes)
+    except ValidationError as error:
+        document = Document(loaded.values, {tuple(key.split(".")): Place("flag") for key in changes})
+        raise InputError(_faults(error, document, "flag")) from error
 
 
 def find_profile(source: str | Path) -> Path:
@@ -103,13 +121,16 @@ def _apply_set(document: Document, assignment: str) -> None:
         value = parse_document(f"value: {text}", f"--set {assignment}").values["value"]
     except InputError as error:
         raise InputError(f"--set {assignment}: the value is not YAML; quote it") from error
-    target = document.values
-    for key in keys[:-1]:
-        if not isinstance(target.get(key), dict):
-            target[key] = {}
-        target = target[key]
-    target[keys[-1]] = value
+    _assign(document.values, keys, value)
     document.places[tuple(keys)] = Place(f"--set {name.strip()}")
+
+
+def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        if not isinstance(values.get(key), dict):
+            values[key] = {}
+        values = values[key]
+    values[keys[-1]] = value
 
 
 def _place(places: dict[Path_, Place], path: tuple[str | int, ...], default: str) -> Place:

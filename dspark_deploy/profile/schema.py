@@ -175,6 +175,7 @@ class SweepSettings(Section):
     loads: list[Annotated[int, Field(ge=1)]] = Field([1, 8], min_length=1)
     prompts_per_load: int = Field(32, ge=1)
     output_tokens: int = Field(96, ge=2)
+    temperature: float = Field(0.0, ge=0)
     accuracy_problems: int = Field(100, ge=1)
     accuracy_margin: float = Field(0.05, gt=0, lt=1)
     goal: Literal["latency", "throughput"] = "latency"
