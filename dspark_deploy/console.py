@@ -75,5 +75,6 @@ def run_app(app: typer.Typer, name: str) -> None:
 
 def _exit(code: int, message: str) -> NoReturn:
     if "--json" in sys.argv[1:]:
-        print_json({"status": "error", "exit_code": code, "error": message})
+        status = "interrupted" if code == Interrupted.exit_code else "error"
+        print_json({"status": status, "exit_code": code, "error": message})
     sys.exit(code)

@@ -139,18 +139,13 @@ def accuracy_figure(cells: list[dict[str, Any]]) -> go.Figure:
     """Accuracy of each configuration with Wilson's 95 % interval."""
     figure = go.Figure()
     values = [cell["accuracy"] for cell in cells]
-    intervals = [cell["accuracy_interval"] for cell in cells]
+    above = [cell["accuracy_interval"]["high"] - cell["accuracy"] for cell in cells]
+    below = [cell["accuracy"] - cell["accuracy_interval"]["low"] for cell in cells]
     style = {**_style(0), "mode": "markers"}
     figure.add_scatter(
         x=[cell["configuration"] for cell in cells],
         y=values,
-        error_y={
-            "type": "data",
-            "array": [interval["high"] - value for interval, value in zip(intervals, values, strict=True)],
-            "arrayminus": [
-                value - interval["low"] for interval, value in zip(intervals, values, strict=True)
-            ],
-        },
+        error_y={"type": "data", "array": above, "arrayminus": below},
         showlegend=False,
         **style,
     )

@@ -10,6 +10,7 @@ refused before any engine is booted, since numbers of two builds must not share 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +63,14 @@ class Study:
         self._study = optuna.create_study(
             storage=open_storage(storage or f"sqlite:///{folder.resolve() / 'study.db'}"),
             study_name=f"{STUDY}-{fingerprint(identity)}",
-            sampler=optuna.samplers.BruteForceSampler(seed=0),
+            # Every configuration of the grid is enqueued, so the sampler never has to choose.
+            sampler=optuna.samplers.RandomSampler(seed=0),
             directions=list(DIRECTIONS),
             load_if_exists=True,
         )
-        self._study.set_metric_names(METRIC_NAMES)
+        with warnings.catch_warnings():  # names for a dashboard; nothing here depends on them
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study.set_metric_names(METRIC_NAMES)
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study.tell(trial.number, state=TrialState.FAIL)  # without a reason: it was cut off
         # Failures up to here are forgiven on request; those of this session count again.

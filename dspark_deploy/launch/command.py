@@ -109,6 +109,9 @@ def redacted_command(command: list[str]) -> list[str]:
     shown, hide = [], False
     for part in command:
         flag, equals, _ = part.partition("=")
-        shown.append(REDACTED if hide else f"{flag}={REDACTED}" if equals and flag in SECRET_FLAGS else part)
-        hide = part in SECRET_FLAGS
+        if part.startswith("--"):
+            hide = flag in SECRET_FLAGS  # until the next flag: --api-key takes several
+            shown.append(f"{flag}={REDACTED}" if hide and equals else part)
+        else:
+            shown.append(REDACTED if hide else part)
     return shown
