@@ -82,7 +82,7 @@ def complete(client: httpx.Client, model: str, prompt: str, max_tokens: int) -> 
         response = client.post("/v1/completions", json=body)
         response.raise_for_status()
         choice = response.json()["choices"][0]
-    except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+    except (httpx.HTTPError, ValueError, TypeError, KeyError, IndexError) as error:
         raise AccuracyVoidError(f"a completion failed: {type(error).__name__}: {error}") from error
     if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
         raise AccuracyVoidError(f"the server's answer has no text: {str(choice)[:200]}")

@@ -107,23 +107,23 @@ class Study:
             if trial.state is TrialState.COMPLETE:
                 measurement = Measurement.from_json(json.loads(trial.user_attrs["measurement"]))
                 found[configuration] = Outcome(configuration, measurement)
-            elif trial.state is TrialState.FAIL and not self._owed_again(configuration):
-                found.setdefault(
-                    configuration,
-                    Outcome(
-                        configuration, None, trial.user_attrs.get("reason", "its engine was cut off twice")
-                    ),
-                )
+            elif trial.state is TrialState.FAIL and (reason := self._final_reason(configuration)):
+                found[configuration] = Outcome(configuration, None, reason)
         return found
 
-    def _owed_again(self, configuration: Configuration) -> bool:
-        """Interrupted trials are always owed again, cut-off ones once, failed ones never."""
+    def _final_reason(self, configuration: Configuration) -> str:
+        """Why a configuration is not measured again; empty while it is owed.
+
+        Interrupted trials are always owed again, cut-off ones once, failed ones never.
+        """
         reasons = [
             trial.user_attrs.get("reason", CUT_OFF)
             for trial in self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
             if _configuration(trial.params) == configuration and trial.number >= self._forgiven
         ]
-        return all(reason in (INTERRUPTED, CUT_OFF) for reason in reasons) and reasons.count(CUT_OFF) < 2
+        if reasons.count(CUT_OFF) >= 2:
+            return "it was cut off twice, by a crash or by SIGKILL"
+        return next((reason for reason in reasons if reason not in (INTERRUPTED, CUT_OFF)), "")
 
     def owed(self) -> Iterator[tuple[Configuration, Trial]]:
         """Each configuration still to be measured, with a trial that the caller must end."""
