@@ -73,7 +73,12 @@ def _general_patches(settings: Settings) -> list[Patch]:
         return []
     from dspark_deploy.plugin.cpu_engine import triton_interpreter
 
-    return triton_interpreter.checks()
+    patches = triton_interpreter.checks()
+    if settings.cpu_twins:
+        from dspark_deploy.plugin.cpu_engine.twins import install
+
+        patches.append(install.hook())
+    return patches
 
 
 PHASES: dict[str, Callable[[Settings], list[Patch]]] = {

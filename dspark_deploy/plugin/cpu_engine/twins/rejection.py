@@ -1,0 +1,317 @@
+"""Twins of the kernels that accept or reject drafts and replace the first rejected one.
+
+Contracts are those of `vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils`; shapes and the terms used
+here are those of `verification`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dspark_deploy.plugin.cpu_engine.twins import philox
+from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, flat, floats, segments
+from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED
+from dspark_deploy.plugin.cpu_engine.twins.sampling import noised_argmax
+from dspark_deploy.plugin.cpu_engine.twins.verification import global_logsumexp, log_ratios
+
+_ONE = np.float32(1.0)
+_ZERO = np.float32(0.0)
+
+
+def rejection(
+    grid: tuple[int, ...],
+    sampled_ptr: torch.Tensor,
+    sampled_stride: int,
+    rejected_steps_ptr: torch.Tensor,
+    target_rejected_logsumexp_ptr: torch.Tensor,
+    draft_rejected_logsumexp_ptr: torch.Tensor,
+    target_logits_ptr: torch.Tensor,
+    target_logits_stride: int,
+    target_local_argmax_ptr: torch.Tensor,
+    target_local_argmax_stride: int,
+    target_local_max_ptr: torch.Tensor,
+    target_local_max_stride: int,
+    target_local_sumexp_ptr: torch.Tensor,
+    target_local_sumexp_stride: int,
+    draft_sampled_ptr: torch.Tensor,
+    draft_logits_ptr: torch.Tensor | None,
+    draft_logits_stride_0: int,
+    draft_logits_stride_1: int,
+    draft_local_max_ptr: torch.Tensor,
+    draft_local_max_stride: int,
+    draft_local_sumexp_ptr: torch.Tensor,
+    draft_local_sumexp_stride: int,
+    cu_num_logits_ptr: torch.Tensor,
+    idx_mapping_ptr: torch.Tensor,
+    temp_ptr: torch.Tensor,
+    seed_ptr: torch.Tensor,
+    pos_ptr: torch.Tensor,
+    synthetic_conditional_rates_ptr: torch.Tensor | None,
+    cumulative_log_p_ptr: torch.Tensor | None,
+    local_residual_mass_ptr: torch.Tensor | None,
+    local_residual_mass_stride: int,
+    vocab_num_blocks: int,
+    PADDED_VOCAB_NUM_BLOCKS: int,
+    HAS_DRAFT_LOGITS: bool,
+    SYNTHETIC_MODE: bool,
+    USE_BLOCK_VERIFICATION: bool,
+    **_options: Any,
+) -> None:
+    """Accept each request's drafts up to the first that fails, greedily, by ratio, by block or by rate.
+
+    grid is (R,). Reads draft_sampled [L] (row i + 1 holds the draft of row i; -1 can't be accepted), int64
+    positions [L] and seeds [N], the statistics of the launches before. Writes int32 rejected_steps [R], the
+    accepted drafts; int64 sampled[r, i] for every step i that was looked at: the draft, or for a greedy
+    request's failing step the target's argmax; float32 logsumexps [R] of target and draft at the rejected
+    row (block) or the last row looked at (ratio), 0 for greedy requests. The rest of `sampled` is untouched.
+    """
+    requests = grid[0]
+    slots = flat(idx_mapping_ptr)[:requests]
+    bounds = flat(cu_num_logits_ptr)[: requests + 1].astype(np.int64)
+    drafts = np.diff(bounds) - 1
+    scale = flat(temp_ptr)[slots]
+    greedy = scale == 0.0
+    accepted = np.zeros(requests, dtype=np.int64)
+    target_lse, draft_lse = np.zeros((2, requests), dtype=np.float32)
+
+    owner, place = segments(drafts)
+    if len(owner):
+        rows = bounds[owner] + place
+        drafted = flat(draft_sampled_ptr)[rows + 1].astype(np.int64)
+        known, tokens = drafted >= 0, np.maximum(drafted, 0)
+        of_greedy = greedy[owner]
+        draws = np.zeros(len(rows), dtype=np.float32)
+        drawn = np.flatnonzero(~of_greedy | SYNTHETIC_MODE)
+        draws[drawn] = philox.uniform(flat(seed_ptr)[slots[owner[drawn]]], flat(pos_ptr)[rows[drawn]])
+        best = _argmax(target_local_max_ptr, target_local_argmax_ptr, rows)
+        if SYNTHETIC_MODE:
+            assert synthetic_conditional_rates_ptr is not None
+            passes = draws < flat(synthetic_conditional_rates_ptr)[place]
+        else:
+            passes = best == tokens
+        written = np.where(passes & known, tokens, best)
+
+        chosen = np.flatnonzero(~of_greedy)
+        if len(chosen):
+            written[chosen] = tokens[chosen]
+            lse = np.zeros((2, len(rows)), dtype=np.float32)
+            ratio_of = (
+                rows[chosen], tokens[chosen], slots[owner[chosen]], place[chosen], scale[owner[chosen]],
+                target_logits_ptr, target_local_max_ptr, target_local_sumexp_ptr,
+                draft_logits_ptr if HAS_DRAFT_LOGITS else None, draft_local_max_ptr, draft_local_sumexp_ptr,
+                PADDED_VOCAB_NUM_BLOCKS,
+            )  # fmt: skip
+            if USE_BLOCK_VERIFICATION:
+                assert cumulative_log_p_ptr is not None
+                thresholds = _block_thresholds(
+                    rows, place, drafts[owner], flat(draft_sampled_ptr), chosen, flat(cumulative_log_p_ptr),
+                    local_residual_mass_ptr, target_logits_ptr, target_local_max_ptr, target_local_sumexp_ptr,
+                    PADDED_VOCAB_NUM_BLOCKS,
+                )  # fmt: skip
+                passes[chosen] = draws[chosen] <= thresholds
+            else:
+                _, target, draft, lse[0, chosen], lse[1, chosen] = log_ratios(*ratio_of)
+                if not SYNTHETIC_MODE:
+                    passes[chosen] = target > np.log(draws[chosen]) + draft
+
+        # From here on a step is a column, so that "until the first failure" is a running product.
+        steps = int(drafts.max())
+        shape = (requests, steps)
+        grid_passes, grid_known = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        grid_passes[owner, place], grid_known[owner, place] = passes, known
+        looked_at = np.arange(steps) < drafts[:, None]
+        by_block = USE_BLOCK_VERIFICATION & ~greedy[:, None]
+        looked_at &= np.where(greedy[:, None], True, np.logical_and.accumulate(grid_known, axis=1))
+        good = grid_passes & grid_known
+        looked_at[:, 1:] &= by_block | np.logical_and.accumulate(good, axis=1)[:, :-1]
+        good &= looked_at
+        last_good = np.where(good, np.arange(1, steps + 1), 0).max(axis=1)
+        accepted = np.where(by_block[:, 0], last_good, good.sum(axis=1))
+        seen = looked_at[owner, place]
+        sampled_ptr.numpy()[owner[seen], place[seen]] = written[seen]
+        if len(chosen):
+            if USE_BLOCK_VERIFICATION:
+                failed = np.flatnonzero(~greedy & (accepted < drafts))
+                at = bounds[failed] + accepted[failed]
+                blocks = PADDED_VOCAB_NUM_BLOCKS
+                target_lse[failed] = global_logsumexp(
+                    target_local_max_ptr, target_local_sumexp_ptr, at, blocks
+                )
+                if HAS_DRAFT_LOGITS:
+                    draft_lse[failed] = global_logsumexp(
+                        draft_local_max_ptr, draft_local_sumexp_ptr, at, blocks
+                    )
+            else:
+                # Rows are in the order of their steps, so the last one that was looked at stays.
+                last = np.flatnonzero(seen & ~of_greedy)
+                target_lse[owner[last]], draft_lse[owner[last]] = lse[0, last], lse[1, last]
+    flat(rejected_steps_ptr)[:requests] = accepted
+    flat(target_rejected_logsumexp_ptr)[:requests] = target_lse
+    flat(draft_rejected_logsumexp_ptr)[:requests] = draft_lse
+
+
+def _argmax(maxima: torch.Tensor, argmaxes: torch.Tensor, rows: Array) -> Array:
+    top = maxima.numpy()[rows]
+    if top.shape[1] == 1:
+        return argmaxes.numpy()[rows, 0]
+    top = np.where(np.isnan(top), -np.inf, top)
+    return argmaxes.numpy()[rows, top.argmax(axis=1)]
+
+
+def _block_thresholds(
+    rows: Array,
+    place: Array,
+    drafts: Array,
+    draft_sampled: Array,
+    chosen: Array,
+    cumulative_log_p: Array,
+    local_residual_mass: torch.Tensor | None,
+    target_logits: torch.Tensor,
+    target_max: torch.Tensor,
+    target_sumexp: torch.Tensor,
+    padded_blocks: int,
+) -> Array:
+    """Block verification's acceptance threshold h of each chosen row (Sun et al., 2024): float32 [n]."""
+    rows, has_next = rows[chosen], place[chosen] < drafts[chosen] - 1
+    joint = np.exp(cumulative_log_p[rows])
+    following = np.full(len(rows), -1, dtype=np.int64)
+    following[has_next] = draft_sampled[rows[has_next] + 2]
+    ahead = np.flatnonzero(following >= 0)
+    threshold = joint.copy()
+    if len(ahead):
+        after = rows[ahead] + 1
+        if local_residual_mass is not None:
+            partial = local_residual_mass.numpy()[after]
+            if padded_blocks != partial.shape[1]:
+                partial = np.pad(partial, ((0, 0), (0, padded_blocks - partial.shape[1])))
+            mass = partial.sum(axis=-1)
+        else:
+            lse = global_logsumexp(target_max, target_sumexp, after, padded_blocks)
+            mass = joint[ahead] * (_ONE - np.exp(floats(target_logits)[after, following[ahead]] - lse))
+        denominator = mass + _ONE - joint[ahead]
+        with np.errstate(all="ignore"):  # the quotient isn't used where the denominator is 0
+            threshold[ahead] = np.where(denominator > _ZERO, mass / denominator, _ONE)
+    return threshold
+
+
+def resample(
+    grid: tuple[int, ...],
+    resampled_local_argmax_ptr: torch.Tensor,
+    resampled_local_argmax_stride: int,
+    resampled_local_max_ptr: torch.Tensor,
+    resampled_local_max_stride: int,
+    target_logits_ptr: torch.Tensor,
+    target_logits_stride: int,
+    target_rejected_logsumexp_ptr: torch.Tensor,
+    draft_logits_ptr: torch.Tensor | None,
+    draft_logits_stride_0: int,
+    draft_logits_stride_1: int,
+    draft_rejected_logsumexp_ptr: torch.Tensor,
+    rejected_step_ptr: torch.Tensor,
+    cu_num_logits_ptr: torch.Tensor,
+    expanded_idx_mapping_ptr: torch.Tensor,
+    draft_sampled_ptr: torch.Tensor,
+    temp_ptr: torch.Tensor,
+    seed_ptr: torch.Tensor,
+    pos_ptr: torch.Tensor,
+    cumulative_log_p_ptr: torch.Tensor | None,
+    contexts_ptr: torch.Tensor | None,
+    contexts_stride: int,
+    watermarking_ptr: torch.Tensor | None,
+    watermarking_skip_mask_ptr: torch.Tensor | None,
+    watermark_key_0: int,
+    watermark_key_1: int,
+    vocab_size: int,
+    BLOCK_SIZE: int,
+    HAS_DRAFT_LOGITS: bool,
+    USE_FP64: bool,
+    USE_BLOCK_VERIFICATION: bool,
+    CONTEXT_WIDTH: int,
+    WATERMARK: bool,
+    DEDUPLICATE_CONTEXTS: bool,
+    **_options: Any,
+) -> object:
+    """Draw the token after the accepted ones: from the residual, or from the target where none was rejected.
+
+    grid is (R, B). Writes int64 resampled_local_argmax and resampled_local_max [R, B] (float32, or float64
+    with USE_FP64); a greedy request that rejected a draft has its token already, and its rows are untouched.
+    Declines watermarks.
+    """
+    if WATERMARK:
+        return DECLINED
+    requests = grid[0]
+    steps = flat(rejected_step_ptr)[:requests].astype(np.int64)
+    bounds = flat(cu_num_logits_ptr)[: requests + 1].astype(np.int64)
+    rows = bounds[:-1] + steps
+    scale = flat(temp_ptr)[flat(expanded_idx_mapping_ptr)[rows]]
+    bonus = rows == bounds[1:] - 1
+    chosen = np.flatnonzero(bonus | (scale != 0.0))
+    if not len(chosen):
+        return None
+    rows, steps, scale, bonus = rows[chosen], steps[chosen], scale[chosen], bonus[chosen]
+    slots = flat(expanded_idx_mapping_ptr)[rows]
+    target = floats(target_logits_ptr[torch.from_numpy(rows), :vocab_size])
+    rejected = np.full(len(rows), -1, dtype=np.int64)
+    rejected[~bonus] = flat(draft_sampled_ptr)[rows[~bonus] + 1]
+    partial = np.flatnonzero(rejected >= 0)
+    if len(partial) and not HAS_DRAFT_LOGITS:
+        target = target.copy()
+        target[partial, rejected[partial]] = -np.inf
+    elif len(partial):
+        assert draft_logits_ptr is not None
+        where = (torch.from_numpy(slots[partial]), torch.from_numpy(steps[partial]))
+        lifted = target[partial] - flat(target_rejected_logsumexp_ptr)[chosen[partial], None]
+        if USE_BLOCK_VERIFICATION:
+            assert cumulative_log_p_ptr is not None
+            # Row 0 has no ratio before it; what is read for it instead is discarded.
+            before = flat(cumulative_log_p_ptr)[np.maximum(rows[partial] - 1, 0)]
+            lifted = lifted + np.where(steps[partial] > 0, before, _ZERO)[:, None]
+        draft = floats(draft_logits_ptr[(*where, slice(vocab_size))]) / scale[partial, None]
+        draft -= flat(draft_rejected_logsumexp_ptr)[chosen[partial], None]
+        with np.errstate(all="ignore"):  # tokens without residual take the other branch
+            ratio = np.exp(draft - lifted)
+            residual = np.where(ratio < _ONE, lifted + np.log1p(-ratio), np.float32(-np.inf))
+        target = target.copy()
+        target[partial] = residual
+    best, value = noised_argmax(
+        target, scale, flat(seed_ptr)[slots], flat(pos_ptr)[rows], BLOCK_SIZE, False, USE_FP64
+    )
+    resampled_local_argmax_ptr.numpy()[chosen] = best
+    resampled_local_max_ptr.numpy()[chosen] = value
+    return None
+
+
+def insert_resampled(
+    grid: tuple[int, ...],
+    sampled_ptr: torch.Tensor,
+    sampled_stride: int,
+    num_sampled_ptr: torch.Tensor,
+    resampled_local_argmax_ptr: torch.Tensor,
+    resampled_local_argmax_stride: int,
+    resampled_local_max_ptr: torch.Tensor,
+    resampled_local_max_stride: int,
+    resample_num_blocks: int,
+    cu_num_logits_ptr: torch.Tensor,
+    expanded_idx_mapping_ptr: torch.Tensor,
+    temp_ptr: torch.Tensor,
+    PADDED_RESAMPLE_NUM_BLOCKS: int,
+    **_options: Any,
+) -> None:
+    """Put the redrawn token behind the accepted ones, and count it.
+
+    grid is (R,). Writes num_sampled + 1 (int32 [R], in place), and int64 sampled[r, num_sampled[r]] except
+    for a greedy request that rejected a draft.
+    """
+    requests = grid[0]
+    counts = flat(num_sampled_ptr)[:requests]
+    bounds = flat(cu_num_logits_ptr)[: requests + 1]
+    rows = bounds[:-1] + counts
+    scale = flat(temp_ptr)[flat(expanded_idx_mapping_ptr)[rows]]
+    chosen = np.flatnonzero((scale != 0.0) | (rows == bounds[1:] - 1))
+    if len(chosen):
+        best = _argmax(resampled_local_max_ptr, resampled_local_argmax_ptr, chosen)
+        sampled_ptr.numpy()[chosen, counts[chosen]] = best
+    counts += 1

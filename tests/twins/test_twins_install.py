@@ -1,0 +1,146 @@
+"""How twins get into vLLM's modules, when they stay out, and where a launch goes that a twin declines."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+
+import pytest
+from pairs import TWINS, kernel
+
+from dspark_deploy.plugin import process
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, install
+from dspark_deploy.plugin.cpu_engine.twins.fingerprint import fingerprint
+from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED, TwinKernel, rebind
+from dspark_deploy.plugin.registry import Registry, State
+from dspark_deploy.plugin.settings import Settings
+
+
+@pytest.mark.parametrize("twin", CATALOGUE, ids=lambda twin: twin.twin)
+def test_the_catalogue_fits_this_vllm(twin):
+    assert install._examine(twin).state is None
+    original = kernel(twin.twin.split(":")[1])
+    theirs = inspect.signature(original.fn).parameters
+    ours = inspect.signature(install.function(twin)).parameters
+    assert list(ours)[1:-1] == list(theirs)
+    for name, parameter in theirs.items():
+        if parameter.default is not inspect.Parameter.empty:
+            assert ours[name].default == parameter.default
+
+
+def test_a_changed_kernel_keeps_the_interpreter():
+    twin = dataclasses.replace(TWINS["post_update"], fingerprint="0" * 16)
+    verdict = install._examine(twin)
+    assert verdict.state is State.REFUSED
+    assert TWINS["post_update"].fingerprint in verdict.reason
+
+
+def test_changed_parameters_are_named(monkeypatch):
+    twin = TWINS["post_update"]
+    found = kernel("post_update")
+    names = ["total_length" if name == "total_len_ptr" else name for name in found.arg_names]
+    monkeypatch.setattr(found, "arg_names", names)
+    verdict = install._examine(twin)
+    assert verdict.state is State.REFUSED
+    assert verdict.reason == "its parameters differ in total_len_ptr, total_length"
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("vllm.v1.worker.gpu.input_batch._no_such_kernel", "the module has no such kernel"),
+        ("vllm.v1.worker.no_such_module._kernel", "there is no module vllm.v1.worker.no_such_module"),
+        ("vllm.v1.worker.gpu.input_batch.InputBatch", "a type stands in its place, not a Triton kernel"),
+    ],
+)
+def test_a_missing_kernel_is_refused(name, reason):
+    verdict = install._examine(dataclasses.replace(TWINS["post_update"], kernel=name))
+    assert (verdict.state, verdict.reason) == (State.REFUSED, reason)
+
+
+def test_a_fingerprint_follows_what_the_kernel_calls(monkeypatch):
+    """The Gumbel kernel's own lines don't mention the salt, nor the hash; its digest depends on both."""
+    from vllm.triton_utils import tl
+    from vllm.v1.worker.gpu.sample import gumbel
+
+    original = kernel("gumbel_sample")
+    before = fingerprint(original)
+    with monkeypatch.context() as patched:
+        patched.setattr(gumbel, "_DRAFT_NOISE_SALT", tl.constexpr(1 << 29))
+        assert fingerprint(original) != before
+    with monkeypatch.context() as patched:
+        patched.setattr(gumbel, "_murmur3_mix", gumbel._murmur3_fmix32)
+        assert fingerprint(original) != before
+    assert fingerprint(original) == before
+
+
+def test_every_importer_of_a_kernel_is_rebound(monkeypatch):
+    original = kernel("post_update")
+    module = types.ModuleType("vllm.an_importer")
+    module._post_update_kernel = original
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    from vllm.v1.worker.gpu import input_batch
+
+    assert rebind(original, "twin") == 2
+    try:
+        assert module._post_update_kernel == input_batch._post_update_kernel == "twin"
+    finally:
+        input_batch._post_update_kernel = original
+
+
+def test_launches_reach_the_twin_and_declined_ones_the_kernel():
+    launches = []
+
+    class Kernel:
+        fn, arg_names = kernel("post_update").fn, ["a", "b"]
+
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: launches.append(("kernel", grid, args, kwargs))
+
+    def twin(grid, a, b, **options):
+        launches.append(("twin", grid, (a, b), options))
+        return DECLINED if b else None
+
+    launcher = TwinKernel(Kernel(), twin)
+    launcher[(3,)](1, b=0, num_warps=1)
+    launcher[(3, 2)](1, b=2, num_warps=1)
+    assert launches == [
+        ("twin", (3,), (1, 0), {"num_warps": 1}),
+        ("twin", (3, 2), (1, 2), {"num_warps": 1}),
+        ("kernel", (3, 2), (1,), {"b": 2, "num_warps": 1}),
+    ]
+
+
+def test_a_worker_that_asks_for_overrides_gets_the_twins(monkeypatch, tmp_path):
+    """The whole way: general hook, vLLM's call in the worker, one record for each twin; then undone."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    settings = tmp_path / "settings.json"
+    Settings("cpu", tmp_path / "reports").write(settings)
+    monkeypatch.setenv("DSPARK_DEPLOY_SETTINGS", str(settings))
+    registry = Registry()
+    monkeypatch.setattr(process, "_registry", registry)
+    monkeypatch.setattr(CpuPlatform, "register_triton_kernel_overrides", classmethod(lambda cls: None))
+    originals = {name: kernel(name) for name in TWINS}
+    process.run_phase("general")
+    assert registry.records[-1].detail == f"{len(CATALOGUE)} twins wait for a worker"
+    try:
+        CpuPlatform.register_triton_kernel_overrides()
+        states = {record.name: record.state for record in registry.records if record.name.startswith("twin:")}
+        assert len(states) == len(CATALOGUE)
+        assert set(states.values()) == {State.APPLIED}
+        assert all(isinstance(install._kernel(twin), TwinKernel) for twin in CATALOGUE)
+    finally:
+        for name, twin in TWINS.items():
+            installed = install._kernel(twin)
+            if isinstance(installed, TwinKernel):
+                rebind(installed, originals[name])
+    assert all(install._kernel(twin) is originals[name] for name, twin in TWINS.items())
+
+
+def test_without_twins_nothing_waits_for_the_worker(tmp_path):
+    names = [patch.name for patch in process._general_patches(Settings("cpu", tmp_path, cpu_twins=False))]
+    assert "kernel-twins" not in names
+    assert "kernel-twins" in [patch.name for patch in process._general_patches(Settings("cpu", tmp_path))]
