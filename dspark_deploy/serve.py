@@ -28,6 +28,7 @@ from dspark_deploy.errors import InputError, PreflightRefused
 from dspark_deploy.launch import command as rendering
 from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.rundir import new_run_directory
+from dspark_deploy.plugin.registry import State
 from dspark_deploy.preflight import Facts, Finding, Severity, check, probe
 from dspark_deploy.profile import LoadedProfile, load_profile
 
@@ -139,13 +140,29 @@ def show_ready(console: Console, report: ReadyReport, loaded: LoadedProfile) -> 
 
 
 def patch_rows(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per patch, state and detail, with the number of processes it was seen in."""
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    """One row per patch, state and detail, with the number of processes it was seen in.
+
+    Patches named `group:member` that ended alike share a row, which lists the members.
+    """
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    members: dict[tuple[str, ...], dict[str, None]] = {}
+    seen: dict[tuple[str, ...], set[int]] = {}
     for process in processes:
         for patch in process["patches"]:
-            key = (patch["name"], patch["state"], patch["detail"])
-            row = rows.setdefault(key, {**patch, "processes": 0})
-            row["processes"] += 1
+            group, colon, member = patch["name"].partition(":")
+            # A refusal has a reason of its own; what went well is alike enough to be one row.
+            detail = "" if colon and patch["state"] == State.APPLIED else patch["detail"]
+            key = (group, patch["state"], detail)
+            rows.setdefault(key, {**patch, "name": group})
+            seen.setdefault(key, set()).add(process["pid"])
+            if colon:
+                members.setdefault(key, {})[member] = None
+    for found, row in rows.items():
+        row["processes"] = len(seen[found])
+        if found in members:
+            names = ", ".join(members[found])
+            row["name"] = f"{row['name']} ({len(members[found])})"
+            row["detail"] = f"{names}: {row['detail']}" if found[2] else names
     return list(rows.values())
 
 
