@@ -19,12 +19,16 @@ from rich.console import Console
 
 from dspark_deploy.errors import DSparkError, InputError, Interrupted
 
+PLAIN_WIDTH = 140
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def people(as_json: bool) -> Console:
     """The console for people. `highlight` is off: a number in a message is no decoration."""
-    return Console(stderr=as_json, highlight=False, soft_wrap=True)
+    stream = sys.stderr if as_json else sys.stdout
+    # A log file has no width of its own, and 80 columns would fold every table.
+    width = None if stream.isatty() else PLAIN_WIDTH
+    return Console(stderr=as_json, highlight=False, soft_wrap=True, width=width)
 
 
 def print_json(document: dict[str, Any]) -> None:

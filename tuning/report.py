@@ -53,7 +53,7 @@ def _embed(figure: go.Figure, name: str, with_library: bool) -> str:
             full_html=False,
             include_plotlyjs=with_library,
             div_id=f"figure-{name}",
-            config={"displaylogo": False, "responsive": True},
+            config={"displayModeBar": False, "responsive": True},
         )
     )
 
@@ -127,6 +127,7 @@ def pareto_figure(cells: list[dict[str, Any]], result: dict[str, Any]) -> go.Fig
                 text=[cell["configuration"] for cell in ordered],
                 textposition="top center",
                 name=name,
+                cliponaxis=False,
                 **style,
             )
     loads = result["settings"]["loads"]
