@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from dspark_deploy.errors import MeasurementError
+
 PREFIX = "vllm:spec_decode_num_"
 DRAFTS = f"{PREFIX}drafts_total"
 DRAFT_TOKENS = f"{PREFIX}draft_tokens_total"
@@ -27,7 +29,7 @@ Labels = tuple[tuple[str, str], ...]
 Scrape = dict[tuple[str, Labels], float]
 
 
-class MetricsError(ValueError):
+class MetricsError(MeasurementError):
     """A metrics page, or the difference of two, that can't be believed."""
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import httpx
 
-from dspark_deploy.errors import DSparkError
+from dspark_deploy.errors import MeasurementError
 from dspark_deploy.launch.rundir import write_atomically
 from tuning.workload import Question
 
 
-class AccuracyVoidError(DSparkError):
+class AccuracyVoidError(MeasurementError):
     """The run has no accuracy: a request failed, or the server answered with something else."""
 
 

@@ -17,15 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_deploy import __version__
-from dspark_deploy.errors import EngineError, Interrupted
+from dspark_deploy.errors import EngineError, Interrupted, MeasurementError
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.preflight import Facts, Severity, check
 from dspark_deploy.profile import LoadedProfile
-from tuning.accuracy import AccuracyRun, AccuracyVoidError
+from tuning.accuracy import AccuracyRun
 from tuning.best import write_best
-from tuning.load import LoadFailedError
 from tuning.machine import describe_machine
-from tuning.measurement import Measurement, MetricsError, measure
+from tuning.measurement import Measurement, measure
 from tuning.progress import SweepProgress
 from tuning.result import result_json
 from tuning.selection import candidates, select
@@ -93,7 +92,7 @@ class Campaign:
                 except (Interrupted, KeyboardInterrupt):
                     self._study.fail(trial, INTERRUPTED)
                     raise
-                except (EngineError, LoadFailedError, AccuracyVoidError, MetricsError) as error:
+                except (EngineError, MeasurementError) as error:
                     self._study.fail(trial, str(error))
                     progress.end(f"failed: {error}")
                     if configuration == REFERENCE:

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from dspark_deploy.errors import DSparkError
+from dspark_deploy.errors import MeasurementError
 from dspark_deploy.launch.command import vllm_program
 from dspark_deploy.launch.log import meaningful_lines
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.launch.supervised import Supervised
 
 
-class LoadFailedError(DSparkError):
+class LoadFailedError(MeasurementError):
     """The load did not run, or requests in it failed: there is no number to report."""
 
 

@@ -28,7 +28,6 @@ from tuning.acceptance import (
     PREFIX_HITS,
     PREFIX_QUERIES,
     Acceptance,
-    MetricsError,
     Scrape,
     acceptance_between,
     difference,
@@ -100,7 +99,7 @@ def measure(
     folder: Path,
     say: Say,
 ) -> tuple[Measurement, AccuracyRun, ReadyReport]:
-    """Measure one configuration. Raises EngineError, LoadFailedError, AccuracyVoidError or MetricsError."""
+    """Measure one configuration. Raises EngineError or MeasurementError."""
     profile = loaded.profile
     seconds: dict[str, float] = {}
     started = time.monotonic()
@@ -208,6 +207,3 @@ def _scrape(engine: Engine, client: httpx.Client) -> Scrape:
     except httpx.HTTPError as error:
         raise EngineDiedError(f"the engine does not answer /metrics: {error}") from error
     return parse_metrics(response.text)
-
-
-__all__ = ["LoadMeasurement", "Measurement", "MetricsError", "measure"]
