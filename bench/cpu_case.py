@@ -1,9 +1,10 @@
 """One configuration of the CPU engine, in a process of its own: the child of the other programs here.
 
-    python bench/cpu_case.py '{"pair": "DIR", "k": 5, "batch": 1}'
+    echo | python bench/cpu_case.py '{"pair": "DIR", "k": 5}'
 
-The argument is a `Case` as JSON. The last line of standard output is the measurement as JSON: the time of
-every decode step, tokens, acceptance, and with `kernels` the time spent in each Triton kernel.
+The argument is a `Case` as JSON. For each line of standard input, one burst of prompts is answered and one
+line of JSON printed: the time of a decode step, tokens, acceptance, and with `kernels` the time spent in
+each Triton kernel. Between two bursts the process sleeps, so that several engines can take turns.
 
 Not covered: the HTTP server, whose cost lies on top of an engine step.
 """
@@ -16,9 +17,12 @@ import functools
 import json
 import os
 import random
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +37,16 @@ LOSSES = ("sells", "loses", "eats", "gives")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`runner` is `v1` (vLLM as it is, without the plugin) or `v2`. k = 0 is no speculation."""
+    """`runner` is `v1` (vLLM as it is, without the plugin) or `v2`. k = 0 is no speculation.
+
+    `prompts` says for each of `batches` how many prompts are answered, a batch at a time.
+    """
 
     pair: str
     runner: str = "v2"
     k: int = 0
-    batch: int = 1
-    prompts: int = 8
+    batches: tuple[int, ...] = (1,)
+    prompts: tuple[int, ...] = (8,)
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int | None = None
@@ -49,7 +56,6 @@ class Case:
     kernels: bool = False
     ignore_eos: bool = False
     samples: int = 1
-    texts: bool = False
 
 
 def prompts(count: int, seed: int = 999) -> list[str]:
@@ -159,8 +165,35 @@ class KernelClock:
         return sorted(rows, key=lambda row: -row["seconds"])
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Run `case` and return what was seen. One generate call per batch of prompts; the first is a warm-up."""
+class StepClock:
+    """Wall and CPU seconds of each engine step that decodes, while as many requests run as were asked for."""
+
+    def __init__(self, llm: Any) -> None:
+        self.engine = llm.llm_engine
+        self.step = self.engine.step
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+        self.batch, self.prefilling = 0, True
+        self.engine.step = self._timed
+
+    def expect(self, batch: int) -> None:
+        """The next step is the prefill of a whole batch of this size."""
+        self.batch, self.prefilling = batch, True
+
+    def _timed(self) -> Any:
+        full = self.engine.get_num_unfinished_requests() == self.batch
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            return self.step()
+        finally:
+            if full and not self.prefilling:
+                self.wall.append(time.perf_counter() - wall)
+                self.cpu.append(time.process_time() - cpu)
+            self.prefilling = False
+
+
+def bursts(case: Case, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """An empty measurement once the engine is ready and warm, then one for each line."""
     from vllm import SamplingParams
 
     llm = engine(case)
@@ -171,49 +204,43 @@ def measure(case: Case) -> dict[str, Any]:
         n=case.samples,
         ignore_eos=case.ignore_eos,
     )
-    texts = prompts(case.prompts)
-    llm.generate(texts[: case.batch], params, use_tqdm=False)
-
-    steps: list[float] = []
-    step = llm.llm_engine.step
-
-    def timed_step() -> Any:
-        started = time.perf_counter()
-        try:
-            return step()
-        finally:
-            steps.append(time.perf_counter() - started)
-
-    llm.llm_engine.step = timed_step
+    llm.generate(prompts(max(case.batches)), params, use_tqdm=False)
     clock = KernelClock()
     if case.kernels:
         clock.install()
+    yield {}
+    for _ in lines:
+        results = {}
+        for batch, count in zip(case.batches, case.prompts, strict=True):
+            clock.spent.clear()
+            results[str(batch)] = _measure_batch(llm, case, params, batch, count) | {"kernels": clock.table()}
+        yield results
+
+
+def _measure_batch(llm: Any, case: Case, params: Any, batch: int, count: int) -> dict[str, Any]:
+    texts = prompts(count)
+    clock = StepClock(llm)
     before = _counters(llm)
-    decode: list[float] = []
     outputs: list[Any] = []
     started = time.perf_counter()
-    for first in range(0, len(texts), case.batch):
-        steps.clear()
-        outputs += llm.generate(texts[first : first + case.batch], params, use_tqdm=False)
-        decode += steps[1:]  # the first step is the prefill of the whole batch
+    for first in range(0, count, batch):
+        clock.expect(batch * case.samples)
+        outputs += llm.generate(texts[first : first + batch], params, use_tqdm=False)
     wall = time.perf_counter() - started
+    llm.llm_engine.step = clock.step
     after = _counters(llm)
     drafts, accepted = (after[name] - before[name] for name in ("drafts", "accepted"))
-    tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
+    ids = [[list(answer.token_ids) for answer in output.outputs] for output in outputs]
+    tokens = sum(len(answer) for answers in ids for answer in answers)
     return {
-        "case": dataclasses.asdict(case),
         "tokens": tokens,
-        "wall_s": wall,
-        "tokens_per_s": tokens / wall,
-        "decode_steps": len(decode),
-        "decode_step_ms": [round(1000 * seconds, 4) for seconds in decode],
-        "drafts": drafts,
-        "accepted": accepted,
-        "acceptance_length": 1 + accepted / drafts if drafts else 1.0,
-        "kernels": clock.table(),
-        "token_ids": [[list(answer.token_ids) for answer in output.outputs] for output in outputs]
-        if case.texts
-        else None,
+        "wall_s": round(wall, 4),
+        "tokens_per_s": round(tokens / wall, 3),
+        "steps": len(clock.wall),
+        "step_ms": round(1000 * statistics.median(clock.wall), 4),
+        "step_cpu_ms": round(1000 * statistics.median(clock.cpu), 4),
+        "acceptance_length": round(1 + accepted / drafts, 4) if drafts else 1.0,
+        "token_ids": ids,
     }
 
 
@@ -225,16 +252,50 @@ def _counters(llm: Any) -> dict[str, float]:
     }
 
 
-def run(case: Case) -> dict[str, Any]:
-    """Run `case` in a process of its own. Raises CalledProcessError after showing the child's errors."""
-    import subprocess
+class Child:
+    """An engine in a process of its own, asleep until it is asked for a burst."""
 
-    command = [sys.executable, __file__, json.dumps(dataclasses.asdict(case))]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    if child.returncode:
-        print(child.stderr[-4000:], file=sys.stderr)
-        child.check_returncode()
-    return dict(json.loads(child.stdout.splitlines()[-1]))
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.folder = tempfile.TemporaryDirectory()
+        self.errors = Path(self.folder.name) / "errors"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, json.dumps(dataclasses.asdict(case))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._line()  # one engine starts at a time
+
+    def burst(self) -> dict[str, Any]:
+        """The measurement by batch size. Raises RuntimeError, with the child's last words, if it died."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return dict(json.loads(self._line()))
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.case} died:\n{self.errors.read_text()[-4000:]}")
+        return line
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        self.process.communicate()
+        self.folder.cleanup()
+
+
+def run(case: Case) -> dict[str, Any]:
+    """One burst of `case` in a process of its own, by batch size."""
+    child = Child(case)
+    try:
+        return child.burst()
+    finally:
+        child.close()
 
 
 def machine() -> dict[str, Any]:
@@ -258,8 +319,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve the case given on the command line. What vLLM prints goes to standard error."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    case = Case(**json.loads(sys.argv[1]))
     with tempfile.TemporaryDirectory() as folder:
-        this = Case(**json.loads(sys.argv[1]))
-        environment(this, Path(folder))
-        print(json.dumps(measure(this)))
+        environment(case, Path(folder))
+        for measured in bursts(case, sys.stdin):
+            print(json.dumps(measured), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

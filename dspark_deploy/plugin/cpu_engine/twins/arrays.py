@@ -14,7 +14,8 @@ Array = npt.NDArray[Any]
 
 def flat(tensor: torch.Tensor) -> Array:
     """A contiguous tensor as a one-dimensional view, which is how a kernel sees its pointer."""
-    return tensor.numpy().reshape(-1)
+    array = tensor.numpy()
+    return array if array.ndim == 1 else array.reshape(-1)
 
 
 def floats(tensor: torch.Tensor) -> Array:
@@ -37,6 +38,14 @@ def next_power_of_2(number: int) -> int:
 
 def segments(lengths: Array) -> tuple[Array, Array]:
     """The rows of segments laid end to end: which segment each row is in, and its place in the segment."""
+    if len(lengths) == 1:  # one request, the case that a step's latency is measured by
+        place = np.arange(lengths[0])
+        return np.zeros_like(place), place
     owner = np.repeat(np.arange(len(lengths)), lengths)
     first = np.cumsum(lengths) - lengths
     return owner, np.arange(len(owner)) - first[owner]
+
+
+def gaps(bounds: Array) -> Array:
+    """Lengths of the segments between cumulative bounds: `np.diff` without its checks."""
+    return bounds[1:] - bounds[:-1]

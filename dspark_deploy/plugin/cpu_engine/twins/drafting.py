@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, flat, segments
+from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, flat, gaps, segments
 from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED
 
 
@@ -75,7 +75,7 @@ def prepare_dflash_inputs(
     requests = grid[0]
     slots = flat(idx_mapping_ptr)[:requests]
     bounds = flat(target_query_start_loc_ptr)[: requests + 1]
-    valid = np.diff(bounds) - flat(num_rejected_ptr)[:requests]
+    valid = gaps(bounds) - flat(num_rejected_ptr)[:requests]
     target_positions = flat(target_positions_ptr)
     table = block_table_ptr.numpy()[:requests]
 
@@ -84,7 +84,7 @@ def prepare_dflash_inputs(
         return np.where((block != 0) & writable, block * block_size + positions % block_size, PAD_SLOT_ID)
 
     first, last = bounds[0], bounds[requests]
-    owner, place = segments(np.diff(bounds))
+    owner, place = segments(gaps(bounds))
     is_valid = place < valid[owner]
     positions = np.where(is_valid, target_positions[first:last], 0)
     flat(out_context_positions_ptr)[first:last] = positions

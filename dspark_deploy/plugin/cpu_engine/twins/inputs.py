@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dspark_deploy.plugin.cpu_engine.twins.arrays import flat, segments
+from dspark_deploy.plugin.cpu_engine.twins.arrays import flat, gaps, segments
 
 
 def prepare_prefill_inputs(
@@ -75,7 +75,7 @@ def prepare_pos_seq_lens(
     lengths[requests:max_num_reqs] = 0
     bounds = flat(query_start_loc_ptr)[: requests + 1]
     computed = flat(num_computed_tokens_ptr)[flat(idx_mapping_ptr)[:requests]]
-    queries = np.diff(bounds)
+    queries = gaps(bounds)
     np.add(computed, queries, out=lengths[:requests])
     owner, place = segments(queries)
     flat(pos_ptr)[bounds[0] : bounds[requests]] = computed[owner] + place
@@ -107,7 +107,7 @@ def combine_sampled_and_draft_tokens(
     requests = grid[0]
     slots = flat(idx_mapping_ptr)[:requests]
     cumulative = flat(cu_num_logits_ptr)[: requests + 1]
-    rows = np.diff(cumulative)
+    rows = gaps(cumulative)
     query_end = flat(query_start_loc_ptr)[1 : requests + 1]
     logits_start = query_end - rows
     owner, place = segments(rows)
@@ -142,7 +142,7 @@ def expand_idx_mapping(
     """
     requests = grid[0]
     cumulative = flat(cu_num_logits_ptr)[: requests + 1]
-    owner, place = segments(np.diff(cumulative))
+    owner, place = segments(gaps(cumulative))
     first, last = cumulative[0], cumulative[requests]
     flat(expanded_idx_mapping_ptr)[first:last] = flat(idx_mapping_ptr)[owner]
     flat(expanded_local_pos_ptr)[first:last] = place

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dspark_deploy.plugin.cpu_engine.twins.arrays import flat, segments
+from dspark_deploy.plugin.cpu_engine.twins.arrays import flat, gaps, segments
 
 
 def get_num_sampled_and_rejected(
@@ -34,7 +34,7 @@ def get_num_sampled_and_rejected(
     prefill = flat(prefill_len_ptr)[flat(idx_mapping_ptr)[:requests]]
     chunked = flat(seq_lens_ptr)[:requests] < prefill
     sampled[chunked] = 0
-    np.subtract(np.diff(flat(cu_num_logits_ptr)[: requests + 1]), sampled, out=rejected)
+    np.subtract(gaps(flat(cu_num_logits_ptr)[: requests + 1]), sampled, out=rejected)
     rejected[chunked] = 0
 
 
@@ -68,7 +68,7 @@ def post_update(
     counts = flat(num_sampled_ptr)[:requests]
     advance = -flat(num_rejected_ptr)[:requests]
     if query_start_loc_ptr is not None:
-        advance += np.diff(flat(query_start_loc_ptr)[: requests + 1])
+        advance += gaps(flat(query_start_loc_ptr)[: requests + 1])
     batch = np.arange(requests)
     if (slots < 0).any():
         live = slots >= 0

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from dspark_deploy.plugin.cpu_engine.twins import philox
-from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, flat, floats, segments
+from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, flat, floats, gaps, segments
 from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED
-from dspark_deploy.plugin.cpu_engine.twins.sampling import noised_argmax
-from dspark_deploy.plugin.cpu_engine.twins.verification import global_logsumexp, log_ratios
+from dspark_deploy.plugin.cpu_engine.twins.sampling import block_argmax, noised
+from dspark_deploy.plugin.cpu_engine.twins.verification import global_logsumexp, log_probabilities
 
 _ONE = np.float32(1.0)
 _ZERO = np.float32(0.0)
@@ -71,102 +71,98 @@ def rejection(
     requests = grid[0]
     slots = flat(idx_mapping_ptr)[:requests]
     bounds = flat(cu_num_logits_ptr)[: requests + 1].astype(np.int64)
-    drafts = np.diff(bounds) - 1
+    drafts = gaps(bounds) - 1
     scale = flat(temp_ptr)[slots]
+    owner, place = segments(drafts)
+    rows = bounds[owner] + place
+    drafted = flat(draft_sampled_ptr)[rows + 1].astype(np.int64)
     greedy = scale == 0.0
+    of_greedy = greedy[owner]
+    draws = np.zeros(len(rows), dtype=np.float32)
+    drawn = np.flatnonzero(~of_greedy | SYNTHETIC_MODE)
+    if len(drawn):
+        draws[drawn] = philox.uniform(flat(seed_ptr)[slots[owner[drawn]]], flat(pos_ptr)[rows[drawn]])
     accepted = np.zeros(requests, dtype=np.int64)
     target_lse, draft_lse = np.zeros((2, requests), dtype=np.float32)
+    sampled = sampled_ptr.numpy()
+    maxima, sums, padded = target_local_max_ptr, target_local_sumexp_ptr, PADDED_VOCAB_NUM_BLOCKS
 
-    owner, place = segments(drafts)
-    if len(owner):
-        rows = bounds[owner] + place
-        drafted = flat(draft_sampled_ptr)[rows + 1].astype(np.int64)
-        known, tokens = drafted >= 0, np.maximum(drafted, 0)
-        of_greedy = greedy[owner]
-        draws = np.zeros(len(rows), dtype=np.float32)
-        drawn = np.flatnonzero(~of_greedy | SYNTHETIC_MODE)
-        draws[drawn] = philox.uniform(flat(seed_ptr)[slots[owner[drawn]]], flat(pos_ptr)[rows[drawn]])
-        best = _argmax(target_local_max_ptr, target_local_argmax_ptr, rows)
+    for kind in (True, False):
+        at = np.flatnonzero(of_greedy == kind)
+        if not len(at):
+            continue
+        request, step, row, token = owner[at], place[at], rows[at], drafted[at]
+        known = token >= 0
+        draw = draws[at]
         if SYNTHETIC_MODE:
             assert synthetic_conditional_rates_ptr is not None
-            passes = draws < flat(synthetic_conditional_rates_ptr)[place]
-        else:
-            passes = best == tokens
-        written = np.where(passes & known, tokens, best)
-
-        chosen = np.flatnonzero(~of_greedy)
-        if len(chosen):
-            written[chosen] = tokens[chosen]
-            lse = np.zeros((2, len(rows)), dtype=np.float32)
-            ratio_of = (
-                rows[chosen], tokens[chosen], slots[owner[chosen]], place[chosen], scale[owner[chosen]],
-                target_logits_ptr, target_local_max_ptr, target_local_sumexp_ptr,
-                draft_logits_ptr if HAS_DRAFT_LOGITS else None, draft_local_max_ptr, draft_local_sumexp_ptr,
-                PADDED_VOCAB_NUM_BLOCKS,
+            passes = draw < flat(synthetic_conditional_rates_ptr)[step]
+        if kind:
+            best = _argmax(maxima, target_local_argmax_ptr, row)
+            good = known & passes if SYNTHETIC_MODE else best == token
+            length = _leading(good, request, step, requests)
+            accepted += length
+            looked_at = np.flatnonzero(step <= length[request])
+            sampled[request[looked_at], step[looked_at]] = np.where(good, token, best)[looked_at]
+            continue
+        length = _leading(known, request, step, requests)
+        if USE_BLOCK_VERIFICATION:
+            assert cumulative_log_p_ptr is not None
+            threshold = _block_thresholds(
+                row, step < drafts[request] - 1, flat(draft_sampled_ptr), flat(cumulative_log_p_ptr),
+                local_residual_mass_ptr, target_logits_ptr, maxima, sums, padded,
             )  # fmt: skip
-            if USE_BLOCK_VERIFICATION:
-                assert cumulative_log_p_ptr is not None
-                thresholds = _block_thresholds(
-                    rows, place, drafts[owner], flat(draft_sampled_ptr), chosen, flat(cumulative_log_p_ptr),
-                    local_residual_mass_ptr, target_logits_ptr, target_local_max_ptr, target_local_sumexp_ptr,
-                    PADDED_VOCAB_NUM_BLOCKS,
-                )  # fmt: skip
-                passes[chosen] = draws[chosen] <= thresholds
-            else:
-                _, target, draft, lse[0, chosen], lse[1, chosen] = log_ratios(*ratio_of)
-                if not SYNTHETIC_MODE:
-                    passes[chosen] = target > np.log(draws[chosen]) + draft
-
-        # From here on a step is a column, so that "until the first failure" is a running product.
-        steps = int(drafts.max())
-        shape = (requests, steps)
-        grid_passes, grid_known = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
-        grid_passes[owner, place], grid_known[owner, place] = passes, known
-        looked_at = np.arange(steps) < drafts[:, None]
-        by_block = USE_BLOCK_VERIFICATION & ~greedy[:, None]
-        looked_at &= np.where(greedy[:, None], True, np.logical_and.accumulate(grid_known, axis=1))
-        good = grid_passes & grid_known
-        looked_at[:, 1:] &= by_block | np.logical_and.accumulate(good, axis=1)[:, :-1]
-        good &= looked_at
-        last_good = np.where(good, np.arange(1, steps + 1), 0).max(axis=1)
-        accepted = np.where(by_block[:, 0], last_good, good.sum(axis=1))
-        seen = looked_at[owner, place]
-        sampled_ptr.numpy()[owner[seen], place[seen]] = written[seen]
-        if len(chosen):
-            if USE_BLOCK_VERIFICATION:
-                failed = np.flatnonzero(~greedy & (accepted < drafts))
-                at = bounds[failed] + accepted[failed]
-                blocks = PADDED_VOCAB_NUM_BLOCKS
-                target_lse[failed] = global_logsumexp(
-                    target_local_max_ptr, target_local_sumexp_ptr, at, blocks
+            looked_at = np.flatnonzero(step < length[request])
+            within = looked_at[draw[looked_at] <= threshold[looked_at]]
+            # The longest block that passes counts; steps rise within a request, so the last one stays.
+            accepted[request[within]] = step[within] + 1
+            failed = np.flatnonzero(~greedy & (accepted < drafts))
+            after = bounds[failed] + accepted[failed]
+            target_lse[failed] = global_logsumexp(maxima, sums, after, padded)
+            if HAS_DRAFT_LOGITS:
+                draft_lse[failed] = global_logsumexp(
+                    draft_local_max_ptr, draft_local_sumexp_ptr, after, padded
                 )
-                if HAS_DRAFT_LOGITS:
-                    draft_lse[failed] = global_logsumexp(
-                        draft_local_max_ptr, draft_local_sumexp_ptr, at, blocks
-                    )
-            else:
-                # Rows are in the order of their steps, so the last one that was looked at stays.
-                last = np.flatnonzero(seen & ~of_greedy)
-                target_lse[owner[last]], draft_lse[owner[last]] = lse[0, last], lse[1, last]
+        else:
+            target, draft, *sums_of_exps = log_probabilities(
+                row, np.maximum(token, 0), slots[request], step, scale[request],
+                target_logits_ptr, maxima, sums,
+                draft_logits_ptr if HAS_DRAFT_LOGITS else None, draft_local_max_ptr, draft_local_sumexp_ptr,
+                padded,
+            )  # fmt: skip
+            if not SYNTHETIC_MODE:
+                passes = target > np.log(draw) + draft
+            length = np.minimum(length, _leading(passes & known, request, step, requests) + 1)
+            looked_at = np.flatnonzero(step < length[request])
+            np.add.at(accepted, request[looked_at], passes[looked_at])
+            for out, values in zip((target_lse, draft_lse), sums_of_exps, strict=True):
+                out[request[looked_at]] = values[looked_at]  # the last one looked at stays
+        sampled[request[looked_at], step[looked_at]] = token[looked_at]
+
     flat(rejected_steps_ptr)[:requests] = accepted
     flat(target_rejected_logsumexp_ptr)[:requests] = target_lse
     flat(draft_rejected_logsumexp_ptr)[:requests] = draft_lse
 
 
+def _leading(good: Array, owner: Array, place: Array, requests: int) -> Array:
+    """How many of each request's steps, from its first, are good: int64 [R]."""
+    steps = np.zeros((requests, int(place.max()) + 2), dtype=bool)
+    steps[owner, place] = good
+    return steps.argmin(axis=1)
+
+
 def _argmax(maxima: torch.Tensor, argmaxes: torch.Tensor, rows: Array) -> Array:
-    top = maxima.numpy()[rows]
-    if top.shape[1] == 1:
+    if maxima.shape[1] == 1:
         return argmaxes.numpy()[rows, 0]
+    top = maxima.numpy()[rows]
     top = np.where(np.isnan(top), -np.inf, top)
     return argmaxes.numpy()[rows, top.argmax(axis=1)]
 
 
 def _block_thresholds(
     rows: Array,
-    place: Array,
-    drafts: Array,
+    has_next: Array,
     draft_sampled: Array,
-    chosen: Array,
     cumulative_log_p: Array,
     local_residual_mass: torch.Tensor | None,
     target_logits: torch.Tensor,
@@ -174,8 +170,7 @@ def _block_thresholds(
     target_sumexp: torch.Tensor,
     padded_blocks: int,
 ) -> Array:
-    """Block verification's acceptance threshold h of each chosen row (Sun et al., 2024): float32 [n]."""
-    rows, has_next = rows[chosen], place[chosen] < drafts[chosen] - 1
+    """Block verification's acceptance threshold h of each row (Sun et al., 2024): float32 [n]."""
     joint = np.exp(cumulative_log_p[rows])
     following = np.full(len(rows), -1, dtype=np.int64)
     following[has_next] = draft_sampled[rows[has_next] + 2]
@@ -276,9 +271,9 @@ def resample(
             residual = np.where(ratio < _ONE, lifted + np.log1p(-ratio), np.float32(-np.inf))
         target = target.copy()
         target[partial] = residual
-    best, value = noised_argmax(
-        target, scale, flat(seed_ptr)[slots], flat(pos_ptr)[rows], BLOCK_SIZE, False, USE_FP64
-    )
+    if scale.any():
+        target = noised(target, scale, flat(seed_ptr)[slots], flat(pos_ptr)[rows], False, USE_FP64)
+    best, value = block_argmax(target, BLOCK_SIZE)
     resampled_local_argmax_ptr.numpy()[chosen] = best
     resampled_local_max_ptr.numpy()[chosen] = value
     return None

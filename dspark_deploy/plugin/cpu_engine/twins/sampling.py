@@ -109,65 +109,54 @@ def gumbel_sample(
         _cells(logits_cache_ptr)[slots[chosen], columns, :vocab_size] = _cells(logits_cache_source_ptr)[
             chosen, :vocab_size
         ]
-    best, value = noised_argmax(
-        floats(logits_ptr)[:rows, :vocab_size],
-        scale,
-        flat(seeds_ptr)[slots],
-        flat(pos_ptr)[:rows] + (_DRAFT_POSITION_SALT if IS_DRAFTING else 0),
-        BLOCK_SIZE,
-        APPLY_TEMPERATURE,
-        USE_FP64,
-    )
+    logits = floats(logits_ptr)[:rows, :vocab_size]
+    if scale.any():
+        positions = flat(pos_ptr)[:rows] + (_DRAFT_POSITION_SALT if IS_DRAFTING else 0)
+        logits = noised(logits, scale, flat(seeds_ptr)[slots], positions, APPLY_TEMPERATURE, USE_FP64)
+    best, value = block_argmax(logits, BLOCK_SIZE)
     local_argmax_ptr.numpy()[:rows] = best
     local_max_ptr.numpy()[:rows] = value
 
 
-def noised_argmax(
-    logits: Array,
-    scale: Array,
-    seeds: Array,
-    positions: Array,
-    block_size: int,
-    apply_temperature: bool,
-    double: bool,
-) -> tuple[Array, Array]:
-    """Argmax and maximum by block of float32 logits [n, V]; rows whose `scale` isn't 0 get Gumbel noise.
+def noised(
+    logits: Array, scale: Array, seeds: Array, positions: Array, apply_temperature: bool, double: bool
+) -> Array:
+    """float32 logits [n, V] with Gumbel noise in the rows whose `scale` isn't 0, in float64 if `double`.
 
-    Returns int64 and float32 (float64 if `double`) [n, B]. A row's noise depends on its seed and position,
-    and on the token alone, so that a token draws the same wherever its row stands.
+    A row's noise depends on its seed and position, and on the token alone, so that a token draws the same
+    wherever its row stands.
     """
-    random = scale != 0.0
-    if random.any():
-        kind = np.float64 if double else np.float32
-        noised = logits.astype(kind)
-        chosen = slice(None) if random.all() else np.flatnonzero(random)
-        drawn = logits[chosen]
-        if apply_temperature:
-            drawn = drawn / scale[chosen, None]
-        keys = np.arange(logits.shape[1], dtype=np.uint32)
-        gumbel = philox.gumbel64 if double else philox.gumbel32
-        noised[chosen] = drawn.astype(kind, copy=False) + gumbel(seeds[chosen], positions[chosen], keys)
-        logits = noised
-    return block_argmax(logits, block_size)
+    kind = np.float64 if double else np.float32
+    keys = np.arange(logits.shape[1], dtype=np.uint32)
+    gumbel = philox.gumbel64 if double else philox.gumbel32
+    if scale.all():
+        drawn = logits / scale[:, None] if apply_temperature else logits
+        return drawn.astype(kind, copy=False) + gumbel(seeds, positions, keys)
+    mixed = logits.astype(kind)
+    rows = np.flatnonzero(scale)
+    drawn = logits[rows] / scale[rows, None] if apply_temperature else logits[rows]
+    mixed[rows] = drawn.astype(kind, copy=False) + gumbel(seeds[rows], positions[rows], keys)
+    return mixed
 
 
 def block_argmax(logits: Array, block_size: int) -> tuple[Array, Array]:
-    """Argmax (int64, of the whole row) and maximum by block of [n, V]; NaN counts as missing.
+    """Argmax (int64, of the whole row) and maximum by block of [n, V], both [n, B]; NaN counts as missing.
 
     Raises ValueError for a block of nothing but NaN, as Triton's interpreter does.
     """
     rows, vocab = logits.shape
+    if vocab <= block_size:
+        place = logits.argmax(axis=1)
+        value = logits[np.arange(rows), place]
+        if np.isnan(value).any():
+            place, value = np.nanargmax(logits, axis=1), np.nanmax(logits, axis=1)
+        return place[:, None], value[:, None]
     blocks = -(-vocab // block_size)
-    if blocks > 1:
-        padded = np.full((rows, blocks * block_size), -np.inf, dtype=logits.dtype)
-        padded[:, :vocab] = logits
-        logits = padded
-    by_block = logits.reshape(rows, blocks, -1)
-    place = by_block.argmax(axis=-1)
-    value = np.take_along_axis(by_block, place[..., None], axis=-1)[..., 0]
-    if np.isnan(value).any():
-        place, value = np.nanargmax(by_block, axis=-1), np.nanmax(by_block, axis=-1)
-    return place + np.arange(0, blocks * block_size, block_size), value
+    padded = np.full((rows, blocks * block_size), -np.inf, dtype=logits.dtype)
+    padded[:, :vocab] = logits
+    place, value = block_argmax(padded.reshape(rows * blocks, block_size), block_size)
+    starts = np.arange(0, blocks * block_size, block_size)
+    return place.reshape(rows, blocks) + starts, value.reshape(rows, blocks)
 
 
 def _cells(tensor: torch.Tensor) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, at_address, flat, segments
+from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, at_address, flat, gaps, segments
 from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED
 
 
@@ -126,7 +126,7 @@ def compute_slot_mappings(
     requests = grid[1] - 1
     bounds = flat(query_start_loc)[: requests + 1]
     first, last = int(bounds[0]), int(bounds[requests])
-    owner, _ = segments(np.diff(bounds))
+    owner, _ = segments(gaps(bounds))
     slots = flat(idx_mapping)[:requests]
     dummies = slots < 0
     row = slots[owner]

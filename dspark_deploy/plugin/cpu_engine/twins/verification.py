@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, flat, floats, next_power_of_2, segments
+from dspark_deploy.plugin.cpu_engine.twins.arrays import Array, flat, floats, gaps, next_power_of_2, segments
 from dspark_deploy.plugin.cpu_engine.twins.sampling import block_argmax
 
 # NumPy adds long runs in blocks of 128 values and joins them pairwise. Zeros behind a row leave every
@@ -113,19 +113,21 @@ def cumulative_log_p(
     slots = flat(idx_mapping_ptr)[:requests]
     bounds = flat(cu_num_logits_ptr)[: requests + 1].astype(np.int64)
     scale = flat(temp_ptr)[slots]
-    drafts = np.where(scale == 0.0, 0, np.diff(bounds) - 1)
+    drafts = np.where(scale == 0.0, 0, gaps(bounds) - 1)
     owner, place = segments(drafts)
     if not len(owner):
         return
     rows = bounds[owner] + place
     tokens = flat(draft_sampled_ptr)[rows + 1].astype(np.int64)
     known = tokens >= 0
-    ratio = log_ratios(
+    target, draft, _, _ = log_probabilities(
         rows, np.maximum(tokens, 0), slots[owner], place, scale[owner],
         target_logits_ptr, target_local_max_ptr, target_local_sumexp_ptr,
         draft_logits_ptr if HAS_DRAFT_LOGITS else None, draft_local_max_ptr, draft_local_sumexp_ptr,
         PADDED_VOCAB_NUM_BLOCKS,
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    with np.errstate(all="ignore"):  # a token that the draft excludes has log probability -inf
+        ratio = target - draft
     log_p = np.zeros(requests, dtype=np.float32)
     out = flat(cumulative_log_p_ptr)
     for step in range(int(drafts.max())):
@@ -212,7 +214,7 @@ def global_logsumexp(maxima: torch.Tensor, sums: torch.Tensor, rows: Array, padd
         return highest + np.log((mass * np.exp(top - highest[:, None])).sum(axis=-1))
 
 
-def log_ratios(
+def log_probabilities(
     rows: Array,
     tokens: Array,
     slots: Array,
@@ -225,21 +227,19 @@ def log_ratios(
     draft_max: torch.Tensor,
     draft_sumexp: torch.Tensor,
     padded_blocks: int,
-) -> tuple[Array, Array, Array, Array, Array]:
-    """Log probabilities of one token in each row: (target - draft, target, draft, both logsumexps).
+) -> tuple[Array, Array, Array, Array]:
+    """Log probability of one token in each row: target, draft, and the logsumexp of each; float32 [n].
 
-    Each is float32 [n]. Without draft logits the draft is certain of its token: log 1 = 0.
+    Without draft logits the draft is certain of its token: its log probability and logsumexp are 0.
     """
     target_lse = global_logsumexp(target_max, target_sumexp, rows, padded_blocks)
     target = floats(target_logits)[rows, tokens] - target_lse
     if draft_logits is None:
         certain = np.zeros_like(target)
-        return target - certain, target, certain, target_lse, certain
+        return target, certain, target_lse, certain
     draft_lse = global_logsumexp(draft_max, draft_sumexp, rows, padded_blocks)
     chosen = draft_logits[torch.from_numpy(slots), torch.from_numpy(places), torch.from_numpy(tokens)]
-    with np.errstate(all="ignore"):  # a token that the draft excludes has log probability -inf
-        draft = floats(chosen) / scale - draft_lse
-        return target - draft, target, draft, target_lse, draft_lse
+    return target, floats(chosen) / scale - draft_lse, target_lse, draft_lse
 
 
 def _blocks(values: Array, block_size: int, filler: float) -> Array:
