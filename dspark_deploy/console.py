@@ -9,7 +9,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from dspark_deploy.errors import DSparkError, InputError, Interrupted
+from dspark_deploy.preflight.findings import Finding, Severity
 
 PLAIN_WIDTH = 140
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,6 +56,13 @@ def interrupts() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def show_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """Print findings for people, in the order given."""
+    colours = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+    for finding in findings:
+        console.print(str(finding), style=colours[finding.severity], markup=False)
 
 
 def run_app(app: typer.Typer, name: str) -> None:

@@ -23,13 +23,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dspark_deploy.console import people, print_json, run_app
+from dspark_deploy.console import people, print_json, run_app, show_findings
 from dspark_deploy.errors import InputError, PreflightRefused
 from dspark_deploy.launch import command as rendering
 from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.rundir import new_run_directory
 from dspark_deploy.plugin.registry import State
-from dspark_deploy.preflight import Facts, Finding, Severity, check, probe
+from dspark_deploy.preflight import Facts, Severity, check, probe
 from dspark_deploy.profile import LoadedProfile, load_profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -73,13 +73,6 @@ def serve(
         _dry_run(console, loaded, known, list(context.args), as_json)
         return
     _serve(console, loaded, known, list(context.args), run_dir, quiet, as_json)
-
-
-def show_findings(console: Console, findings: list[Finding]) -> None:
-    """Print findings for people, errors first."""
-    colours = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
-    for finding in findings:
-        console.print(str(finding), style=colours[finding.severity], markup=False)
 
 
 def _dry_run(console: Console, loaded: LoadedProfile, facts: Facts, extra: list[str], as_json: bool) -> None:

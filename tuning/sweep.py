@@ -21,12 +21,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dspark_deploy.console import people, print_json, run_app
+from dspark_deploy.console import people, print_json, run_app, show_findings
 from dspark_deploy.errors import AccuracyConstraintFailed, InputError, PreflightRefused
 from dspark_deploy.preflight import Severity, check, probe
 from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.loading import validated
-from dspark_deploy.serve import show_findings
 from tuning.campaign import Campaign
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
