@@ -6,13 +6,16 @@ import re
 from pathlib import Path
 
 CHUNK = 64 * 1024
-# vLLM prefixes every line with process and location; the cause follows that, usually an exception's name.
+# What vLLM puts before each line: process and location, or only the process, or nothing.
+PREFIX = re.compile(r"^(?:\([^)]*\) ?)?(?:ERROR\s.*?\] ?)?")
 CAUSE = re.compile(
-    r"^(?:\([^)]*\)\s*)?(?:ERROR\s.*?\]\s*)?\s*"
-    r"((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Refused|Interrupt)\b.*"
-    r"|.*\berror: .*|.*[Oo]ut of memory.*|.*Killed.*|.*[Ss]egmentation fault.*)$"
+    r"^\s*(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Refused|Interrupt)\b"
+    r"|\berror: |[Oo]ut of memory|\bKilled\b|[Ss]egmentation fault"
 )
-UNHELPFUL = ("Engine core initialization failed", "Engine process failed", "See root cause above")
+UNHELPFUL = re.compile(
+    r"Engine core initialization failed|Engine process failed|See root cause above|For further information"
+)
+CONTINUATION_LINES = 3
 
 
 class LogFollower:
@@ -51,9 +54,12 @@ def meaningful_lines(path: Path, most: int = 12) -> list[str]:
         return []
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     causes: list[str] = []
+    following = 0  # an exception's text may go on in lines that are indented
     for line in lines:
-        match = CAUSE.match(line)
-        cause = match.group(1).strip() if match else ""
-        if cause and cause not in causes and not any(phrase in cause for phrase in UNHELPFUL):
-            causes.append(cause)
+        text = PREFIX.sub("", line)
+        is_cause = CAUSE.search(text) is not None
+        continues = following > 0 and text[:1].isspace() and not text.lstrip().startswith(("File ", "^"))
+        following = CONTINUATION_LINES if is_cause else following - 1 if continues else 0
+        if (is_cause or continues) and not UNHELPFUL.search(text) and text.strip() not in causes:
+            causes.append(text.strip())
     return [line[:400] for line in (causes[-most:] or lines[-most:])]

@@ -22,6 +22,20 @@ def test_the_cause_comes_out_once_and_without_its_wrapping(tmp_path: Path) -> No
     assert meaningful_lines(log) == ["ValueError: size mismatch, got input (4)"]
 
 
+def test_an_exception_of_several_lines_is_kept_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        '  File "x.py", line 121, in __init__\n'
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, max_model_len (100000) is greater than 1024\n"
+        "    For further information visit a page\n"
+    )
+    assert meaningful_lines(log) == [
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "Value error, max_model_len (100000) is greater than 1024",
+    ]
+
+
 def test_without_a_known_cause_the_last_lines_stand(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("\n".join(f"line {i}" for i in range(50)))
