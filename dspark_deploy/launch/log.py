@@ -15,6 +15,8 @@ CAUSE = re.compile(
 UNHELPFUL = re.compile(
     r"Engine core initialization failed|Engine process failed|See root cause above|For further information"
 )
+# What Python and Triton say of themselves on the way out, after the cause.
+NOISE = re.compile(r"leaked|nanobind|resource_tracker|skipped remainder")
 CONTINUATION_LINES = 3
 
 
@@ -52,7 +54,7 @@ def meaningful_lines(path: Path, most: int = 12) -> list[str]:
             text = handle.read().decode("utf-8", "replace")
     except OSError:
         return []
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in text.splitlines() if line.strip() and not NOISE.search(line)]
     causes: list[str] = []
     following = 0  # an exception's text may go on in lines that are indented
     for line in lines:

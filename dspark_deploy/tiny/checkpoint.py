@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dspark_deploy.errors import InputError
 
@@ -22,9 +22,16 @@ MANIFEST = "MANIFEST.json"
 FORMAT = 1
 
 
+class FileFacts(NamedTuple):
+    """What the manifest says of a file."""
+
+    bytes: int
+    sha256: str
+
+
 def builtin_names() -> list[str]:
     """Every name that `checkpoint_path` takes, such as "tiny-qwen3/target"."""
-    return sorted(str(path.parent.relative_to(WEIGHTS)) for path in WEIGHTS.glob("*/*/config.json"))
+    return sorted(path.parent.relative_to(WEIGHTS).as_posix() for path in WEIGHTS.rglob("config.json"))
 
 
 def checkpoint_path(name: str) -> Path:
@@ -39,19 +46,16 @@ def checkpoint_path(name: str) -> Path:
 def verify(name: str) -> Path:
     """`checkpoint_path`, once the files there are known to be whole."""
     path = checkpoint_path(name)
-    verify_folder(path.parent, path.name)
+    checkpoint, _, part = name.partition("/")
+    verify_folder(WEIGHTS / checkpoint, part)
     return path
 
 
 def verify_folder(root: Path, part: str = "") -> None:
-    """Check the files of the checkpoint at `root`, or of one folder in it, against its manifest."""
-    listed = {
-        name: facts for name, facts in _listed_files(root).items() if not part or name.startswith(f"{part}/")
-    }
-    present = {str(path.relative_to(root)) for path in (root / part).rglob("*") if path.is_file()} - {
-        MANIFEST
-    }
-    faults = [f"{root / name}: not in {MANIFEST}" for name in sorted(present - listed.keys())]
+    """Check the files of the checkpoint at `root`, or of the folder `part` in it, against its manifest."""
+    listed = {name: facts for name, facts in _listed(root).items() if not part or name.startswith(f"{part}/")}
+    unknown = {path.relative_to(root).as_posix() for path in _files(root) if (root / part) in path.parents}
+    faults = [f"{root / name}: not in {MANIFEST}" for name in sorted(unknown - listed.keys())]
     for name, facts in sorted(listed.items()):
         if fault := _fault(root / name, facts):
             faults.append(f"{root / name}: {fault}")
@@ -63,35 +67,39 @@ def verify_folder(root: Path, part: str = "") -> None:
 
 def write_manifest(root: Path, facts: Mapping[str, Any]) -> None:
     """Write the manifest of the checkpoint at `root`: `facts` about it, and its files."""
-    files = {}
-    for path in sorted(path for path in root.rglob("*") if path.is_file() and path != root / MANIFEST):
-        data = path.read_bytes()
-        files[str(path.relative_to(root))] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    files = {path.relative_to(root).as_posix(): _facts(path)._asdict() for path in _files(root)}
     manifest = {"format": FORMAT, **facts, "files": files}
     (root / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
-def _listed_files(root: Path) -> dict[str, dict[str, Any]]:
+def _files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file() and path != root / MANIFEST)
+
+
+def _facts(path: Path) -> FileFacts:
+    data = path.read_bytes()
+    return FileFacts(len(data), hashlib.sha256(data).hexdigest())
+
+
+def _listed(root: Path) -> dict[str, FileFacts]:
     path = root / MANIFEST
     try:
         manifest = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing") from None
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
-    if manifest.get("format") != FORMAT:
-        raise InputError(
-            f"{path}: format is {manifest.get('format')!r}, and this version reads {FORMAT} only"
-        )
-    return manifest["files"]
+        if manifest["format"] != FORMAT:
+            raise InputError(f"{path}: format {manifest['format']!r}, where this version reads {FORMAT} only")
+        return {name: FileFacts(**facts) for name, facts in manifest["files"].items()}
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a manifest: {error!r}") from None
 
 
-def _fault(path: Path, facts: Mapping[str, Any]) -> str | None:
+def _fault(path: Path, expected: FileFacts) -> str | None:
     if not path.is_file():
         return "missing"
-    data = path.read_bytes()
-    if len(data) != facts["bytes"]:
-        return f"{len(data)} bytes, where {MANIFEST} says {facts['bytes']}"
-    if hashlib.sha256(data).hexdigest() != facts["sha256"]:
-        return f"its contents are not those that {MANIFEST} gives the SHA-256 of"
+    found = _facts(path)
+    if found.bytes != expected.bytes:
+        return f"{found.bytes} bytes, where {MANIFEST} says {expected.bytes}"
+    if found.sha256 != expected.sha256:
+        return f"its SHA-256 is {found.sha256}, where {MANIFEST} says {expected.sha256}"
     return None
