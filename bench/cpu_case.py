@@ -39,11 +39,13 @@ LOSSES = ("sells", "loses", "eats", "gives")
 class Case:
     """`runner` is `v1` (vLLM as it is, without the plugin) or `v2`. k = 0 is no speculation.
 
-    `prompts` says for each of `batches` how many prompts are answered, a batch at a time.
+    `prompts` says for each of `batches` how many prompts a burst answers, a batch at a time; the next burst
+    has others.
     """
 
     pair: str
     runner: str = "v2"
+    dtype: str = "float32"
     k: int = 0
     batches: tuple[int, ...] = (1,)
     prompts: tuple[int, ...] = (8,)
@@ -117,6 +119,7 @@ def engine(case: Case) -> Any:
     return LLM(
         str(Path(case.pair) / "target"),
         speculative_config=speculation,
+        dtype=case.dtype,
         max_model_len=256,
         max_num_seqs=8,
         enforce_eager=True,
@@ -209,21 +212,21 @@ def bursts(case: Case, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     if case.kernels:
         clock.install()
     yield {}
-    for _ in lines:
+    for number, _ in enumerate(lines):
         results = {}
         for batch, count in zip(case.batches, case.prompts, strict=True):
             clock.spent.clear()
-            results[str(batch)] = _measure_batch(llm, case, params, batch, count) | {"kernels": clock.table()}
+            texts = prompts((number + 1) * count)[-count:]
+            results[str(batch)] = _measure_batch(llm, case, params, batch, texts) | {"kernels": clock.table()}
         yield results
 
 
-def _measure_batch(llm: Any, case: Case, params: Any, batch: int, count: int) -> dict[str, Any]:
-    texts = prompts(count)
+def _measure_batch(llm: Any, case: Case, params: Any, batch: int, texts: list[str]) -> dict[str, Any]:
     clock = StepClock(llm)
     before = _counters(llm)
     outputs: list[Any] = []
     started = time.perf_counter()
-    for first in range(0, count, batch):
+    for first in range(0, len(texts), batch):
         clock.expect(batch * case.samples)
         outputs += llm.generate(texts[first : first + batch], params, use_tqdm=False)
     wall = time.perf_counter() - started

@@ -3,7 +3,7 @@
     python bench/cpu_engine.py --pair DIR --json --out bench/results/cpu_engine.json
 
 `DIR` holds `target` and `draft`; without it, the pair that the package ships. Each configuration has a
-process of its own; they take turns, a burst of prompts each, for some rounds, so that a machine that slows
+process of its own; they take turns in random order, a burst of prompts each, so that a machine that slows
 down slows all alike. Every number is the median over the rounds, and every ratio the median of the rounds'
 ratios. `--json` prints the final document alone.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 from pathlib import Path
@@ -22,12 +23,12 @@ from typing import Any
 
 import cpu_case
 
-BATCHES, PROMPTS = (1, 8), (6, 16)
+BATCHES, PROMPTS = (1, 8), (2, 8)
 
 
-def configurations(pair: str, ks: list[int]) -> dict[str, cpu_case.Case]:
+def configurations(pair: str, dtype: str, ks: list[int]) -> dict[str, cpu_case.Case]:
     """The configurations of one round, by name."""
-    common = {"pair": pair, "batches": BATCHES, "prompts": PROMPTS}
+    common = {"pair": pair, "dtype": dtype, "batches": BATCHES, "prompts": PROMPTS}
     named = {
         "v1": cpu_case.Case(runner="v1", **common),
         "v2": cpu_case.Case(**common),
@@ -50,7 +51,7 @@ def median(rounds: list[Round], name: str, batch: str, measure: str, over: str |
 
 
 def document(rounds: list[Round]) -> dict[str, Any]:
-    """The final document. Its `v2_over_v1_step` (of the worse batch) and `best_k_speedup_batch1` are targets."""
+    """The final document. `v2_over_v1_step` (of the worse batch) and `best_k_speedup_batch1` have targets."""
     by_k = [name for name in rounds[0] if name.startswith("k=")]
     batches = [str(batch) for batch in BATCHES]
     measures = ("step_ms", "step_cpu_ms", "tokens_per_s", "acceptance_length")
@@ -66,7 +67,7 @@ def document(rounds: list[Round]) -> dict[str, Any]:
             name: median(rounds, name, batch, "step_ms", over="v2") for name in by_k
         }
         result[f"same_greedy_tokens_batch{batch}"] = {
-            name: _agreement(rounds[0], name, batch) for name in rounds[0] if name != "v2"
+            name: _agreement(rounds, name, batch) for name in rounds[0] if name != "v2"
         }
     table = {
         name: {batch: {key: median(rounds, name, batch, key) for key in measures} for batch in batches}
@@ -79,8 +80,12 @@ def document(rounds: list[Round]) -> dict[str, Any]:
     return result | {"table": table, "rounds": len(rounds), "runs": runs}
 
 
-def _agreement(one_round: Round, name: str, batch: str) -> str:
-    pairs = list(zip(one_round["v2"][batch]["token_ids"], one_round[name][batch]["token_ids"], strict=True))
+def _agreement(rounds: list[Round], name: str, batch: str) -> str:
+    pairs = [
+        pair
+        for one in rounds
+        for pair in zip(one["v2"][batch]["token_ids"], one[name][batch]["token_ids"], strict=True)
+    ]
     return f"{sum(one == two for one, two in pairs)} of {len(pairs)}"
 
 
@@ -111,21 +116,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pair", default=str(cpu_case.SHIPPED_PAIR), help="folder of target and draft")
+    parser.add_argument("--dtype", default="float32", help="of the weights, for every configuration")
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7])
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", action="store_true", help="print the document as JSON")
     parser.add_argument("--out", type=Path, help="also write the document to this file")
     options = parser.parse_args()
-    children = {name: cpu_case.Child(case) for name, case in configurations(options.pair, options.k).items()}
+    children = {
+        name: cpu_case.Child(case)
+        for name, case in configurations(options.pair, options.dtype, options.k).items()
+    }
     rounds: list[Round] = []
     try:
         for number in range(options.rounds):
-            rounds.append({name: child.burst() for name, child in children.items()})
+            turns = random.Random(number).sample(sorted(children), len(children))
+            measured = {name: children[name].burst() for name in turns}
+            rounds.append({name: measured[name] for name in children})
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
     finally:
         for child in children.values():
             child.close()
-    result = document(rounds) | cpu_case.machine()
+    result = document(rounds) | {"dtype": options.dtype} | cpu_case.machine()
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, Twin, install
-from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED, TwinKernel
+from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED, TwinKernel, rebind
 
 TWINS: dict[str, Twin] = {twin.twin.split(":")[1]: twin for twin in CATALOGUE}
 SEEDS = st.integers(0, 2**32 - 1)
@@ -176,3 +178,16 @@ def verification_inputs(
         "seed": batch.integers(-(2**63), 2**63 - 1, batch.slot_count, dtype=torch.int64),
         "num_speculative_steps": k,
     }
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """All twins in their kernels' places, as in a worker, and the kernels back afterwards."""
+    launchers = {name: TwinKernel(kernel(name), install.function(twin)) for name, twin in TWINS.items()}
+    for name, launcher in launchers.items():
+        rebind(kernel(name), launcher)
+    try:
+        yield
+    finally:
+        for name, launcher in launchers.items():
+            rebind(launcher, kernel(name))

@@ -6,6 +6,7 @@ N request slots, Q query tokens a request, k draft tokens, T tokens of the targe
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -75,33 +76,40 @@ def prepare_dflash_inputs(
     requests = grid[0]
     slots = flat(idx_mapping_ptr)[:requests]
     bounds = flat(target_query_start_loc_ptr)[: requests + 1]
-    valid = gaps(bounds) - flat(num_rejected_ptr)[:requests]
+    first, last = int(bounds[0]), int(bounds[requests])
+    context_lengths = gaps(bounds)
+    valid = context_lengths - flat(num_rejected_ptr)[:requests]
     target_positions = flat(target_positions_ptr)
-    table = block_table_ptr.numpy()[:requests]
-
-    def slots_of(owner: Array, positions: Array, writable: Array | bool) -> Array:
-        block = table[owner, np.minimum(positions // block_size, block_table_stride - 1)].astype(np.int64)
-        return np.where((block != 0) & writable, block * block_size + positions % block_size, PAD_SLOT_ID)
-
-    first, last = bounds[0], bounds[requests]
-    owner, place = segments(gaps(bounds))
-    is_valid = place < valid[owner]
-    positions = np.where(is_valid, target_positions[first:last], 0)
-    flat(out_context_positions_ptr)[first:last] = positions
-    flat(out_context_slot_mapping_ptr)[first:last] = slots_of(owner, positions, is_valid)
-
-    sampled = flat(num_sampled_ptr)[:requests] > 0
-    bonus = np.where(sampled, flat(last_sampled_ptr)[slots], flat(next_prefill_tokens_ptr)[slots])
     following = target_positions[bounds[:requests] + valid - 1] + 1
+
+    # Context and queries are one array, since the slots of both are looked up in the same table.
     queries = requests * num_query_per_req
-    query_positions = following[:, None] + np.arange(num_query_per_req)
+    request_of, offset = _grid(requests, num_query_per_req)
+    owner, place = segments(context_lengths)
+    rejected = place >= valid[owner]
+    context = target_positions[first:last].copy()
+    context[rejected] = 0
+    query = following[request_of] + offset
+    positions = np.concatenate((context, query))
+    row = np.concatenate((owner, request_of))
+    column = np.minimum(positions // block_size, block_table_stride - 1)
+    block = block_table_ptr.numpy()[row, column].astype(np.int64)
+    slot = block * block_size + positions % block_size
+    slot[block == 0] = PAD_SLOT_ID
+    context_slots, query_slots = slot[: last - first], slot[last - first :]
+    context_slots[rejected] = PAD_SLOT_ID
+
+    flat(out_context_positions_ptr)[first:last] = context
+    flat(out_context_slot_mapping_ptr)[first:last] = context_slots
+    sampled = flat(num_sampled_ptr)[:requests] > 0
     ids = flat(out_input_ids_ptr)
     ids[:queries] = parallel_drafting_token_id
-    ids[:queries:num_query_per_req] = bonus
-    flat(out_query_positions_ptr)[:queries] = np.minimum(query_positions, max_model_len - 1).reshape(-1)
+    ids[:queries:num_query_per_req] = np.where(
+        sampled, flat(last_sampled_ptr)[slots], flat(next_prefill_tokens_ptr)[slots]
+    )
+    np.minimum(query, max_model_len - 1, out=flat(out_query_positions_ptr)[:queries])
     mapping = flat(out_query_slot_mapping_ptr)
-    query_slots = slots_of(np.arange(requests)[:, None], query_positions, True)
-    mapping[:queries] = query_slots.reshape(-1)
+    mapping[:queries] = query_slots
     mapping[queries:max_num_tokens] = PAD_SLOT_ID
 
     starts, lengths = flat(out_query_start_loc_ptr), flat(out_seq_lens_ptr)
@@ -111,12 +119,13 @@ def prepare_dflash_inputs(
     lengths[requests:max_num_reqs] = 0
 
     samples, room = requests * num_speculative_steps, max_num_reqs * num_speculative_steps
-    indices = np.arange(queries).reshape(requests, num_query_per_req)[:, skipped:]
-    predicted = query_positions[:, skipped:] + (1 - skipped)
+    chosen = np.arange(queries)
+    if skipped:
+        chosen = chosen[offset > 0]
     for out, value, padding in (
-        (out_sample_indices_ptr, indices.reshape(-1), 0),
-        (out_sample_pos_ptr, predicted.reshape(-1), 0),
-        (out_sample_idx_mapping_ptr, np.repeat(slots, num_speculative_steps), -1),
+        (out_sample_indices_ptr, chosen, 0),
+        (out_sample_pos_ptr, query[chosen] + (1 - skipped), 0),
+        (out_sample_idx_mapping_ptr, slots[request_of[chosen]], -1),
     ):
         cells = flat(out)
         cells[:samples] = value
@@ -125,3 +134,10 @@ def prepare_dflash_inputs(
     flat(out_temperature_ptr)[slots] = flat(temperature_ptr)[slots]
     flat(out_seeds_ptr)[slots] = flat(seeds_ptr)[slots]
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def _grid(requests: int, width: int) -> tuple[Array, Array]:
+    """Row and column of each cell of a grid, row by row; callers only read them."""
+    cell = np.arange(requests * width)
+    return cell // width, cell % width

@@ -105,25 +105,23 @@ def combine_sampled_and_draft_tokens(
     of requests past their prefill, and the token before them where it isn't part of the prompt.
     """
     requests = grid[0]
-    slots = flat(idx_mapping_ptr)[:requests]
-    cumulative = flat(cu_num_logits_ptr)[: requests + 1]
-    rows = gaps(cumulative)
-    query_end = flat(query_start_loc_ptr)[1 : requests + 1]
-    logits_start = query_end - rows
-    owner, place = segments(rows)
-    flat(logits_indices_ptr)[cumulative[0] : cumulative[requests]] = logits_start[owner] + place
-
-    seq_lens, prefill = flat(seq_lens_ptr)[:requests], flat(prefill_len_ptr)[slots]
-    decoding = seq_lens > prefill
-    ids = flat(input_ids_ptr)
-    if NUM_NEW_SAMPLED_TOKENS > 0:
-        fresh = decoding & (seq_lens - rows >= prefill)
-        ids[logits_start[fresh]] = flat(last_sampled_tokens_ptr)[slots[fresh]]
-    if draft_tokens_ptr.shape[-1]:
-        is_draft = decoding[owner] & (place >= NUM_NEW_SAMPLED_TOKENS)
-        owner, place = owner[is_draft], place[is_draft]
-        drafts = draft_tokens_ptr.numpy()[slots[owner], place - NUM_NEW_SAMPLED_TOKENS]
-        ids[logits_start[owner] + place] = drafts
+    cumulative, query_starts = cu_num_logits_ptr.tolist(), query_start_loc_ptr.tolist()
+    lengths, prefill = seq_lens_ptr.tolist(), flat(prefill_len_ptr)
+    last_sampled, drafts = flat(last_sampled_tokens_ptr), draft_tokens_ptr.numpy()
+    ids, indices = flat(input_ids_ptr), flat(logits_indices_ptr)
+    # A loop, at some 3 µs a request, is faster than array code for the few requests that a CPU serves.
+    for request, slot in enumerate(idx_mapping_ptr.tolist()[:requests]):
+        first, end = cumulative[request], query_starts[request + 1]
+        rows = cumulative[request + 1] - first
+        start = end - rows
+        indices[first : first + rows] = np.arange(start, end)
+        if lengths[request] <= prefill[slot]:
+            continue
+        if NUM_NEW_SAMPLED_TOKENS > 0 and lengths[request] - rows >= prefill[slot]:
+            ids[start] = last_sampled[slot]
+        count = rows - NUM_NEW_SAMPLED_TOKENS
+        if count > 0:
+            ids[end - count : end] = drafts[slot, :count]
 
 
 def expand_idx_mapping(

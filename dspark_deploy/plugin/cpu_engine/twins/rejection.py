@@ -71,92 +71,104 @@ def rejection(
     requests = grid[0]
     slots = flat(idx_mapping_ptr)[:requests]
     bounds = flat(cu_num_logits_ptr)[: requests + 1].astype(np.int64)
-    drafts = gaps(bounds) - 1
     scale = flat(temp_ptr)[slots]
-    owner, place = segments(drafts)
-    rows = bounds[owner] + place
-    drafted = flat(draft_sampled_ptr)[rows + 1].astype(np.int64)
     greedy = scale == 0.0
-    of_greedy = greedy[owner]
-    draws = np.zeros(len(rows), dtype=np.float32)
-    drawn = np.flatnonzero(~of_greedy | SYNTHETIC_MODE)
-    if len(drawn):
-        draws[drawn] = philox.uniform(flat(seed_ptr)[slots[owner[drawn]]], flat(pos_ptr)[rows[drawn]])
+    drafted = flat(draft_sampled_ptr)
     accepted = np.zeros(requests, dtype=np.int64)
-    target_lse, draft_lse = np.zeros((2, requests), dtype=np.float32)
     sampled = sampled_ptr.numpy()
-    maxima, sums, padded = target_local_max_ptr, target_local_sumexp_ptr, PADDED_VOCAB_NUM_BLOCKS
+    lse = np.zeros((2, requests), dtype=np.float32)
 
-    for kind in (True, False):
-        at = np.flatnonzero(of_greedy == kind)
-        if not len(at):
-            continue
-        request, step, row, token = owner[at], place[at], rows[at], drafted[at]
-        known = token >= 0
-        draw = draws[at]
+    if greedy.any():
+        best = _argmax(target_local_max_ptr, target_local_argmax_ptr)
+        good = best[:-1] == drafted[1 : len(best)]
         if SYNTHETIC_MODE:
             assert synthetic_conditional_rates_ptr is not None
-            passes = draw < flat(synthetic_conditional_rates_ptr)[step]
-        if kind:
-            best = _argmax(maxima, target_local_argmax_ptr, row)
-            good = known & passes if SYNTHETIC_MODE else best == token
-            length = _leading(good, request, step, requests)
-            accepted += length
-            looked_at = np.flatnonzero(step <= length[request])
-            sampled[request[looked_at], step[looked_at]] = np.where(good, token, best)[looked_at]
-            continue
-        length = _leading(known, request, step, requests)
+            owner, place = segments(gaps(bounds))
+            draws = philox.uniform(flat(seed_ptr)[slots[owner[:-1]]], flat(pos_ptr)[: len(good)])
+            rates = np.append(flat(synthetic_conditional_rates_ptr), 0.0)[place[:-1]]
+            good = (draws < rates) & (drafted[1 : len(best)] >= 0)
+            best = np.append(np.where(good, drafted[1 : len(best)], best[:-1]), -1)
+        _accept_greedily(
+            np.flatnonzero(greedy).tolist(), bounds.tolist(), good.tolist(), best, sampled, accepted
+        )
+
+    if not greedy.all():
+        owner, place = segments(np.where(greedy, 0, gaps(bounds) - 1))
+        rows = bounds[owner] + place
+        tokens = drafted[rows + 1].astype(np.int64)
+        known = tokens >= 0
+        draws = philox.uniform(flat(seed_ptr)[slots[owner]], flat(pos_ptr)[rows])
+        until = _leading(known, owner, place, requests)
         if USE_BLOCK_VERIFICATION:
             assert cumulative_log_p_ptr is not None
             threshold = _block_thresholds(
-                row, step < drafts[request] - 1, flat(draft_sampled_ptr), flat(cumulative_log_p_ptr),
-                local_residual_mass_ptr, target_logits_ptr, maxima, sums, padded,
+                rows, rows + 2 < bounds[owner + 1], drafted, flat(cumulative_log_p_ptr),
+                local_residual_mass_ptr, target_logits_ptr, target_local_max_ptr, target_local_sumexp_ptr,
+                PADDED_VOCAB_NUM_BLOCKS,
             )  # fmt: skip
-            looked_at = np.flatnonzero(step < length[request])
-            within = looked_at[draw[looked_at] <= threshold[looked_at]]
+            seen = np.flatnonzero(place < until[owner])
+            passed = seen[draws[seen] <= threshold[seen]]
             # The longest block that passes counts; steps rise within a request, so the last one stays.
-            accepted[request[within]] = step[within] + 1
-            failed = np.flatnonzero(~greedy & (accepted < drafts))
+            accepted[owner[passed]] = place[passed] + 1
+            failed = np.flatnonzero(~greedy & (accepted < gaps(bounds) - 1))
             after = bounds[failed] + accepted[failed]
-            target_lse[failed] = global_logsumexp(maxima, sums, after, padded)
+            stats = [(target_local_max_ptr, target_local_sumexp_ptr)]
             if HAS_DRAFT_LOGITS:
-                draft_lse[failed] = global_logsumexp(
-                    draft_local_max_ptr, draft_local_sumexp_ptr, after, padded
-                )
+                stats.append((draft_local_max_ptr, draft_local_sumexp_ptr))
+            for out, (maxima, sums) in zip(lse, stats, strict=False):
+                out[failed] = global_logsumexp(maxima, sums, after, PADDED_VOCAB_NUM_BLOCKS)
         else:
-            target, draft, *sums_of_exps = log_probabilities(
-                row, np.maximum(token, 0), slots[request], step, scale[request],
-                target_logits_ptr, maxima, sums,
+            target, draft, *row_lse = log_probabilities(
+                rows, np.maximum(tokens, 0), slots[owner], place, scale[owner],
+                target_logits_ptr, target_local_max_ptr, target_local_sumexp_ptr,
                 draft_logits_ptr if HAS_DRAFT_LOGITS else None, draft_local_max_ptr, draft_local_sumexp_ptr,
-                padded,
+                PADDED_VOCAB_NUM_BLOCKS,
             )  # fmt: skip
-            if not SYNTHETIC_MODE:
-                passes = target > np.log(draw) + draft
-            length = np.minimum(length, _leading(passes & known, request, step, requests) + 1)
-            looked_at = np.flatnonzero(step < length[request])
-            np.add.at(accepted, request[looked_at], passes[looked_at])
-            for out, values in zip((target_lse, draft_lse), sums_of_exps, strict=True):
-                out[request[looked_at]] = values[looked_at]  # the last one looked at stays
-        sampled[request[looked_at], step[looked_at]] = token[looked_at]
+            if SYNTHETIC_MODE:
+                assert synthetic_conditional_rates_ptr is not None
+                passes = draws < flat(synthetic_conditional_rates_ptr)[place]
+            else:
+                passes = target > np.log(draws) + draft
+            until = np.minimum(until, _leading(passes & known, owner, place, requests) + 1)
+            seen = np.flatnonzero(place < until[owner])
+            np.add.at(accepted, owner[seen], passes[seen])
+            for out, values in zip(lse, row_lse, strict=True):
+                out[owner[seen]] = values[seen]  # the last one looked at stays
+        sampled[owner[seen], place[seen]] = tokens[seen]
 
     flat(rejected_steps_ptr)[:requests] = accepted
-    flat(target_rejected_logsumexp_ptr)[:requests] = target_lse
-    flat(draft_rejected_logsumexp_ptr)[:requests] = draft_lse
+    flat(target_rejected_logsumexp_ptr)[:requests] = lse[0]
+    flat(draft_rejected_logsumexp_ptr)[:requests] = lse[1]
+
+
+def _accept_greedily(
+    requests: list[int], bounds: list[int], good: list[bool], written: Array, sampled: Array, accepted: Array
+) -> None:
+    """Up to the first row that isn't good. A plain loop: for a handful of requests it beats array code."""
+    for request in requests:
+        start, last = bounds[request], bounds[request + 1] - 1
+        row = start
+        while row < last and good[row]:
+            row += 1
+        accepted[request] = row - start
+        looked_at = min(row + 1, last) - start
+        sampled[request, :looked_at] = written[start : start + looked_at]
 
 
 def _leading(good: Array, owner: Array, place: Array, requests: int) -> Array:
     """How many of each request's steps, from its first, are good: int64 [R]."""
-    steps = np.zeros((requests, int(place.max()) + 2), dtype=bool)
+    steps = np.zeros((requests, int(place.max(initial=0)) + 2), dtype=bool)
     steps[owner, place] = good
     return steps.argmin(axis=1)
 
 
-def _argmax(maxima: torch.Tensor, argmaxes: torch.Tensor, rows: Array) -> Array:
+def _argmax(maxima: torch.Tensor, argmaxes: torch.Tensor) -> Array:
+    """Each row's argmax over its blocks; the maxima of a single block needn't be looked at."""
     if maxima.shape[1] == 1:
-        return argmaxes.numpy()[rows, 0]
-    top = maxima.numpy()[rows]
+        return argmaxes.numpy()[:, 0]
+    top = maxima.numpy()
     top = np.where(np.isnan(top), -np.inf, top)
-    return argmaxes.numpy()[rows, top.argmax(axis=1)]
+    return argmaxes.numpy()[np.arange(len(top)), top.argmax(axis=1)]
 
 
 def _block_thresholds(
@@ -307,6 +319,6 @@ def insert_resampled(
     scale = flat(temp_ptr)[flat(expanded_idx_mapping_ptr)[rows]]
     chosen = np.flatnonzero((scale != 0.0) | (rows == bounds[1:] - 1))
     if len(chosen):
-        best = _argmax(resampled_local_max_ptr, resampled_local_argmax_ptr, chosen)
-        sampled_ptr.numpy()[chosen, counts[chosen]] = best
+        best = _argmax(resampled_local_max_ptr, resampled_local_argmax_ptr)
+        sampled_ptr.numpy()[chosen, counts[chosen]] = best[chosen]
     counts += 1

@@ -60,11 +60,14 @@ def local_logits_stats(
     scale = flat(temp_ptr)[slots]
     verified = places < num_speculative_steps
     target = floats(target_logits_ptr)
-    greedy = np.flatnonzero(verified & (scale == 0.0))
+    random = scale.any()
+    greedy = np.flatnonzero(verified & (scale == 0.0) if random else verified)
     if len(greedy):
         best, value = block_argmax(target[greedy, :vocab_size], BLOCK_SIZE)
         target_local_argmax_ptr.numpy()[greedy] = best
         target_local_max_ptr.numpy()[greedy] = value
+    if not random:
+        return
     sampled = np.flatnonzero(verified & (scale != 0.0))
     if not len(sampled):
         return
