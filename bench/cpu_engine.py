@@ -112,9 +112,7 @@ def show(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the rounds and print the document, or a table of it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pair", default=str(cpu_case.SHIPPED_PAIR), help="folder of target and draft")
     parser.add_argument("--dtype", default="float32", help="of the weights, for every configuration")
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7])
