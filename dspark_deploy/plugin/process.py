@@ -71,14 +71,9 @@ def _platform_patches(settings: Settings) -> list[Patch]:
 def _general_patches(settings: Settings) -> list[Patch]:
     if settings.platform != "cpu":
         return []
-    from dspark_deploy.plugin.cpu_engine import triton_interpreter
+    from dspark_deploy.plugin.cpu_engine import triton_interpreter, worker
 
-    patches = triton_interpreter.checks()
-    if settings.cpu_twins:
-        from dspark_deploy.plugin.cpu_engine.twins import install
-
-        patches.append(install.hook())
-    return patches
+    return [*triton_interpreter.checks(), worker.hook(settings.cpu_twins)]
 
 
 PHASES: dict[str, Callable[[Settings], list[Patch]]] = {

@@ -113,21 +113,30 @@ def test_launches_reach_the_twin_and_declined_ones_the_kernel():
     ]
 
 
-def test_a_worker_that_asks_for_overrides_gets_the_twins(monkeypatch, tmp_path):
-    """The whole way: general hook, vLLM's call in the worker, one record for each twin; then undone."""
+def asking_worker(monkeypatch, tmp_path, **settings):
+    """A worker's process up to vLLM's call, which is left to make; what it patches, save twins, is undone."""
     from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.sample.ops import topk_topp_sampler
 
-    settings = tmp_path / "settings.json"
-    Settings("cpu", tmp_path / "reports").write(settings)
-    monkeypatch.setenv("DSPARK_DEPLOY_SETTINGS", str(settings))
+    path = tmp_path / "settings.json"
+    Settings("cpu", tmp_path / "reports", **settings).write(path)
+    monkeypatch.setenv("DSPARK_DEPLOY_SETTINGS", str(path))
     registry = Registry()
     monkeypatch.setattr(process, "_registry", registry)
     monkeypatch.setattr(CpuPlatform, "register_triton_kernel_overrides", classmethod(lambda cls: None))
+    name = "apply_top_k_top_p_triton"
+    monkeypatch.setattr(topk_topp_sampler, name, getattr(topk_topp_sampler, name))
+    return registry, CpuPlatform
+
+
+def test_a_worker_that_asks_for_overrides_gets_the_twins(monkeypatch, tmp_path):
+    """The whole way: general hook, vLLM's call in the worker, one record for each twin; then undone."""
+    registry, platform = asking_worker(monkeypatch, tmp_path)
     originals = {name: kernel(name) for name in TWINS}
     process.run_phase("general")
-    assert registry.records[-1].detail == f"{len(CATALOGUE)} twins wait for a worker"
+    assert registry.records[-1].name == "worker-phase"
     try:
-        CpuPlatform.register_triton_kernel_overrides()
+        platform.register_triton_kernel_overrides()
         states = {record.name: record.state for record in registry.records if record.name.startswith("twin:")}
         assert len(states) == len(CATALOGUE)
         assert set(states.values()) == {State.APPLIED}
@@ -140,7 +149,36 @@ def test_a_worker_that_asks_for_overrides_gets_the_twins(monkeypatch, tmp_path):
     assert all(install._kernel(twin) is originals[name] for name, twin in TWINS.items())
 
 
-def test_without_twins_nothing_waits_for_the_worker(tmp_path):
-    names = [patch.name for patch in process._general_patches(Settings("cpu", tmp_path, cpu_twins=False))]
-    assert "kernel-twins" not in names
-    assert "kernel-twins" in [patch.name for patch in process._general_patches(Settings("cpu", tmp_path))]
+def test_without_twins_every_kernel_stays(monkeypatch, tmp_path):
+    registry, platform = asking_worker(monkeypatch, tmp_path, cpu_twins=False)
+    process.run_phase("general")
+    platform.register_triton_kernel_overrides()
+    assert [record.name for record in registry.records] == [
+        "vllm-triton-enabled",
+        "worker-phase",
+        "top-k-top-p",
+    ]
+    assert all(install._kernel(twin) is kernel(name) for name, twin in TWINS.items())
+
+
+def test_top_k_and_top_p_are_answered():
+    """vLLM's own entry: the kernel fails in the interpreter; patched, it says what vLLM's torch code says."""
+    import torch
+    from vllm.v1.sample.ops import topk_topp_sampler as sampler
+
+    from dspark_deploy.plugin.cpu_engine import worker
+
+    theirs = sampler.apply_top_k_top_p_triton
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+    k, p = torch.tensor([3, 40, 8], dtype=torch.int32), torch.tensor([1.0, 0.5, 0.9])
+    try:
+        assert worker._examine_top_k_top_p().state is None
+        worker._install_top_k_top_p()
+        answered = sampler.apply_top_k_top_p(logits.clone(), k, p)
+    finally:
+        sampler.apply_top_k_top_p_triton = theirs
+    expected = sampler.apply_top_k_top_p_pytorch(logits.clone(), k, p)
+    assert torch.equal(answered, expected)
+    assert answered[0].isfinite().sum() == 3
+    with pytest.raises(Exception, match="has no attribute 'to'"):
+        sampler.apply_top_k_top_p(logits.clone(), k, p)

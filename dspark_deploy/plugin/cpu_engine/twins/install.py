@@ -1,8 +1,4 @@
-"""The patches that put the twins in their kernels' places, and the moment at which they are applied.
-
-vLLM asks its platform to override kernels once per worker, after the general plugins and before any model
-code; that call is where the twins go in, so that the API server never imports the runner's modules.
-"""
+"""The patches that put the twins in their kernels' places."""
 
 from __future__ import annotations
 
@@ -14,19 +10,6 @@ from typing import Any
 from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, Twin
 from dspark_deploy.plugin.cpu_engine.twins.launcher import TwinKernel, rebind
 from dspark_deploy.plugin.registry import READY, Patch, Verdict, refused, upstream
-
-_WORKER_HOOK = "register_triton_kernel_overrides"
-
-
-def hook() -> Patch:
-    """The patch of the general phase, which brings the others with it in each worker."""
-    return Patch(
-        "kernel-twins",
-        f"vllm.platforms.cpu.CpuPlatform.{_WORKER_HOOK}",
-        "workers replace interpreted kernels by their twins",
-        _examine_hook,
-        _install_hook,
-    )
 
 
 def patches() -> list[Patch]:
@@ -41,32 +24,6 @@ def patches() -> list[Patch]:
         )
         for twin in CATALOGUE
     ]
-
-
-def _examine_hook() -> Verdict:
-    from vllm.platforms.cpu import CpuPlatform
-
-    if not callable(getattr(CpuPlatform, _WORKER_HOOK, None)):
-        return refused(f"CpuPlatform has no {_WORKER_HOOK}, by which a worker asks for kernel overrides")
-    return READY
-
-
-def _install_hook() -> str:
-    from vllm.platforms.cpu import CpuPlatform
-
-    original = getattr(CpuPlatform, _WORKER_HOOK)
-
-    @functools.wraps(original.__func__)
-    def register(cls: Any) -> None:
-        original.__func__(cls)
-        # vLLM's CPU stand-ins for CUDA calls must be in place before a runner module is imported.
-        importlib.import_module("vllm.v1.worker.cpu.shm")
-        from dspark_deploy.plugin import process
-
-        process.apply_late(patches())
-
-    setattr(CpuPlatform, _WORKER_HOOK, classmethod(register))
-    return f"{len(CATALOGUE)} twins wait for a worker"
 
 
 def _kernel(twin: Twin) -> Any:
