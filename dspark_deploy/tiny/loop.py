@@ -36,7 +36,7 @@ class Recipe:
     """At most."""
     exactness: float = 0.86
     """The share of problems, none of them held out, that the target has exact when its training ends."""
-    draft_steps: int = 250
+    draft_steps: int = 350
     batch: int = 32
     anchors: int = 12
     """Blocks that the draft learns from in each sequence."""
