@@ -6,6 +6,7 @@
     ├── EngineError
     │   ├── EngineStartError       5   the engine died or hung before it was ready
     │   └── EngineDiedError        6   the engine died after it was ready
+    ├── MeasurementError           1   a load, a scrape or an accuracy run that gives no number
     ├── AccuracyConstraintFailed   7   no measured configuration kept its accuracy
     └── Interrupted              130   stopped by a signal
 
@@ -56,6 +57,10 @@ class EngineDiedError(EngineError):
     """The engine exited after it had been ready."""
 
     exit_code = 6
+
+
+class MeasurementError(DSparkError):
+    """A measurement broke off, or contradicts itself: there is no number, and none is made up."""
 
 
 class AccuracyConstraintFailed(DSparkError):

@@ -1,0 +1,1 @@
+"""The profiles shipped with dspark-deploy: YAML, one file a deployment."""

@@ -1,0 +1,4 @@
+"""From a checked profile to a running engine.
+
+Nothing is imported here: vLLM's own process passes through this package (`launch.vllm_command`).
+"""

@@ -1,0 +1,48 @@
+# make sweep   set up, then tune the built-in tiny checkpoint on the CPU engine
+# make test    set up, then lint, type check and test
+# make setup   only prepare .venv; `make` says what each target does
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint sweep clean
+
+help:
+	@grep -E '^# make' Makefile | cut -c3-
+
+setup: $(READY)
+
+# pip shows its own progress. The last step removes three packages that vLLM's CPU build declares and text
+# serving never uses: beside a CPU build of torch, PyPI's torchvision fails on import.
+$(READY): pyproject.toml
+	@echo "==> 1/4 virtual environment in $(VENV) ($(PYTHON))"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dspark-deploy needs Python 3.11 or later; try make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "==> 2/4 pip"
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "==> 3/4 dspark-deploy with vLLM's CPU build (about 1 GB to download, 3 GB on disk)"
+	@$(BIN)/python -m pip install --editable '.[cpu,report,test]' || { \
+		echo "If torch ...+cpu was not found: give pip the CPU wheel index that pytorch.org documents," \
+		"as PIP_EXTRA_INDEX_URL=..., and run make again." >&2; exit 1; }
+	@echo "==> 4/4 removing torchvision, torchaudio and torchcodec, which break beside torch's CPU build"
+	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $(READY)
+	@echo "==> ready: $(BIN)/dspark-serve and $(BIN)/dspark-tune"
+
+lint: $(READY)
+	@echo "==> ruff"; $(BIN)/ruff check .
+	@echo "==> ruff format"; $(BIN)/ruff format --check .
+	@echo "==> mypy"; $(BIN)/mypy
+
+test: lint
+	@echo "==> pytest"; $(BIN)/pytest
+
+# A smaller space than the profile's own, so that it ends within a quarter of an hour on two cores.
+sweep: $(READY)
+	$(BIN)/dspark-tune sweep --profile cpu-tiny.yaml --num-speculative-tokens none,1,3,5,7 \
+		--draft-sample-method greedy --out runs/make-sweep
+
+clean:
+	rm -rf runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

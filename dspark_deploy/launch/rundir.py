@@ -1,0 +1,74 @@
+"""The run directory: everything needed to see again what was run, and how.
+
+profile.yaml     the resolved profile          command.json   exact argv, redacted environment
+settings.json    what the plugin is told       processes/     one report per vLLM process
+engine.log       vLLM's output
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspark_deploy.errors import InputError
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that a reader finds the old file or the new one, never half of one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("x", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The files of one engine's run."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        """vLLM's stdout and stderr."""
+        return self.path / "engine.log"
+
+    @property
+    def settings(self) -> Path:
+        """What the plugin reads in each vLLM process."""
+        return self.path / "settings.json"
+
+    @property
+    def processes(self) -> Path:
+        """Where each vLLM process leaves its report."""
+        return self.path / "processes"
+
+    def write_json(self, name: str, document: Any) -> None:
+        """Write one JSON file into the directory."""
+        write_atomically(self.path / name, json.dumps(document, indent=1, sort_keys=False) + "\n")
+
+
+def new_run_directory(parent: Path, name: str) -> RunDirectory:
+    """A fresh directory `parent/<time>-<name>`, never one that exists. Raises InputError."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(100):
+        path = parent / (f"{stamp}-{name}" if attempt == 0 else f"{stamp}-{name}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if not path.is_dir():
+                raise InputError(f"{path}: is in the way; it is not a folder") from None
+            continue
+        except OSError as error:
+            raise InputError(f"{path}: cannot be created: {error.strerror}") from error
+        return RunDirectory(path)
+    raise InputError(f"{parent}: a hundred runs began in this second; is something restarting in a loop?")

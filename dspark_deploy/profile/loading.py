@@ -1,0 +1,202 @@
+"""`load_profile`: file, then its parents (`extends`), then `--set`, validated, all faults at once.
+
+A name without a folder that is no file here is looked up among the profiles shipped in the package, so
+`--profile cpu-tiny.yaml` works from anywhere; which file was taken is logged.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from dspark_deploy.errors import InputError
+from dspark_deploy.profile.document import Document, Path_, Place, dotted, parse_document, read_document
+from dspark_deploy.profile.schema import Profile
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProfile:
+    """A validated profile, the file it came from, and the place of every value."""
+
+    profile: Profile
+    source: Path
+    values: dict[str, Any]
+    places: dict[Path_, Place]
+
+    def where(self, *path: str | int) -> str:
+        """The place of the value at `path`, or of the nearest section above it."""
+        return str(_place(self.places, path, self.source.name))
+
+    def revised(self, changes: dict[str, Any]) -> LoadedProfile:
+        """A copy with the values at dotted paths replaced, validated anew. Raises ValidationError."""
+        document = Document(copy.deepcopy(self.values), dict(self.places))
+        for name, value in changes.items():
+            _assign(document.values, name.split("."), value)
+        profile = Profile.model_validate(document.values)
+        return LoadedProfile(profile, self.source, document.values, document.places)
+
+
+def load_profile(source: str | Path, sets: Sequence[str] = ()) -> LoadedProfile:
+    """Load and validate. `sets` are `path=value` strings. Raises InputError with every fault."""
+    path = find_profile(source)
+    document = _with_parents(path, ())
+    for assignment in sets:
+        _apply_set(document, assignment)
+    try:
+        profile = Profile.model_validate(document.values)
+    except ValidationError as error:
+        raise InputError(_faults(error, document, path.name)) from error
+    return LoadedProfile(profile, path, document.values, document.places)
+
+
+def validated(loaded: LoadedProfile, changes: dict[str, Any]) -> LoadedProfile:
+    """`loaded.revised` for values that a person gave by flags. Raises InputError."""
+    try:
+        return loaded.revised(changes)
+    except ValidationError as error:
+        document = Document(loaded.values, {tuple(key.split(".")): Place("flag") for key in changes})
+        raise InputError(_faults(error, document, "flag")) from error
+
+
+def find_profile(source: str | Path) -> Path:
+    """The file for `--profile`: a path, else the shipped profile of that name. Raises InputError."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    shipped = Path(str(resources.files("profiles")))
+    if path.parent == Path():
+        for candidate in (shipped / path.name, shipped / f"{path.name}.yaml"):
+            if candidate.is_file():
+                log.info("profile %s: no such file here, taking the one shipped with dspark-deploy", path)
+                return candidate
+    known = sorted(p.name for p in shipped.glob("*.yaml"))
+    raise InputError(f"{source}: no such profile. Give a file, or one of those shipped: {', '.join(known)}")
+
+
+def _with_parents(path: Path, chain: tuple[Path, ...]) -> Document:
+    if path.resolve() in chain:
+        raise InputError(f"{path.name}: 'extends' comes back to a file it started from; break the circle")
+    document = read_document(path)
+    parent = document.values.pop("extends", None)
+    if parent is None:
+        return document
+    where = document.places[("extends",)]
+    if not isinstance(parent, str):
+        raise InputError(f"{where}: extends: must be the name of one profile, got {parent!r}")
+    beside = path.parent / parent
+    try:
+        found = beside if beside.is_file() else find_profile(parent)
+    except InputError as error:
+        raise InputError(f"{where}: extends: {error}") from error
+    base = _with_parents(found, (*chain, path.resolve()))
+    _merge(base.values, document.values)
+    return Document(base.values, {**base.places, **document.places})
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> None:
+    """Mappings merge key by key; anything else, lists included, is replaced."""
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = value
+
+
+def _apply_set(document: Document, assignment: str) -> None:
+    name, equals, text = assignment.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not all(keys):
+        raise InputError(f"--set {assignment}: write path=value, as in speculative.num_speculative_tokens=3")
+    try:
+        value = parse_document(f"value: {text}", f"--set {assignment}").values["value"]
+    except InputError as error:
+        raise InputError(f"--set {assignment}: the value is not YAML; quote it") from error
+    _assign(document.values, keys, value)
+    document.places[tuple(keys)] = Place(f"--set {name.strip()}")
+
+
+def _assign(values: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        if not isinstance(values.get(key), dict):
+            values[key] = {}
+        values = values[key]
+    values[keys[-1]] = value
+
+
+def _place(places: dict[Path_, Place], path: tuple[str | int, ...], default: str) -> Place:
+    for length in range(len(path), 0, -1):
+        if path[:length] in places:
+            return places[path[:length]]
+    return Place(default)
+
+
+def _faults(error: ValidationError, document: Document, name: str) -> list[str]:
+    lines = []
+    for fault in error.errors(include_url=False):
+        path = _in_document(fault["loc"], document.values)
+        place = _place(document.places, path, name)
+        lines.append(f"{place}: {dotted(path)}: {_explain(fault, path)}")
+    return list(dict.fromkeys(lines))
+
+
+def _in_document(loc: tuple[str | int, ...], values: Any) -> tuple[str | int, ...]:
+    """Drop the parts of a pydantic location that name a union's branch and not a key."""
+    path: list[str | int] = []
+    for i, part in enumerate(loc):
+        if _holds(values, part):
+            values = values[part]
+        elif i < len(loc) - 1 or not isinstance(values, dict):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _holds(values: Any, part: str | int) -> bool:
+    if isinstance(values, dict):
+        return part in values
+    return isinstance(values, list) and isinstance(part, int) and part < len(values)
+
+
+def _explain(fault: Any, path: tuple[str | int, ...]) -> str:
+    kind, message = fault["type"], fault["msg"]
+    if kind == "missing":
+        return "is required and missing"
+    if kind == "extra_forbidden":
+        known = _keys(path[:-1])
+        close = difflib.get_close_matches(str(path[-1]), known, n=1)
+        return (
+            f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known: {', '.join(known)}"
+        )
+    message = message.removeprefix("Value error, ")
+    shown = repr(fault["input"])
+    return f"{message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
+
+
+def _keys(path: tuple[str | int, ...]) -> list[str]:
+    """The keys that the schema knows at `path`."""
+    models: list[type[BaseModel]] = [Profile]
+    for part in path:
+        if isinstance(part, str):
+            models = [
+                found
+                for model in models
+                if part in model.model_fields
+                for found in _models_in(model.model_fields[part].annotation)
+            ]
+    return sorted({key for model in models for key in model.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models_in(inner)]

@@ -1,0 +1,194 @@
+"""The schema of a profile. Every key here has an effect in a command; unknown keys are errors.
+
+Types are strict: `"5"` is not 5, so that a quoted number is caught here and not in a ten-minute load.
+`docs/profiles.md` explains each key for the person who writes one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Scalar = str | int | float | bool
+# What a vLLM flag can hold: a scalar, a list for flags that repeat, a mapping for flags that take JSON.
+ArgValue = Scalar | None | list[Scalar] | dict[str, object]
+
+# `${NAME}` inside a value of engine.env, and nowhere else: how a secret reaches the engine by reference.
+REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+# Flags that a profile states elsewhere. Two places for one setting would let them disagree.
+OWNED_ARGS = {
+    "host": "engine.host",
+    "port": "engine.port",
+    "model": "model.path",
+    "served-model-name": "model.served_name",
+    "speculative-config": "speculative",
+}
+
+
+class Section(BaseModel):
+    """Base of every section: strict types, no unknown keys, immutable."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Model(Section):
+    """The target checkpoint: `builtin:NAME`, a folder, or a name on the hub."""
+
+    path: str = Field(min_length=1)
+    served_name: str | None = None
+
+
+class Hardware(Section):
+    """What the profile is for. `arch` is the compiler's name of the architecture: gfx950, sm90, x86_64."""
+
+    platform: Literal["cpu", "rocm", "cuda"]
+    arch: str | None = None
+    gpus: int = Field(0, ge=0)
+
+
+class Engine(Section):
+    """How vLLM is started. `args` are vLLM's flags without dashes; `env` is added to its environment."""
+
+    vllm: str = ">=0.26"
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    ready_timeout_s: int = Field(600, ge=1)
+    stop_timeout_s: int = Field(30, ge=1)
+    args: dict[str, ArgValue] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+    cpu_twins: bool = True
+
+    def references(self) -> set[str]:
+        """Names of the variables that values of `env` take from our own environment, as `${NAME}`."""
+        return {name for value in self.env.values() for name in REFERENCE.findall(value)}
+
+    @field_validator("vllm")
+    @classmethod
+    def _is_specifier(cls, value: str) -> str:
+        try:
+            SpecifierSet(value)
+        except InvalidSpecifier as error:
+            raise ValueError(f"{value!r} is not a version range; write one like '>=0.26,<0.34'") from error
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _owned_elsewhere(cls, value: dict[str, ArgValue]) -> dict[str, ArgValue]:
+        for name in value:
+            bare = name.lstrip("-").replace("_", "-")
+            if name != bare:
+                raise ValueError(f"write {name!r} as {bare!r}: no leading dashes, dashes between words")
+            if bare in OWNED_ARGS:
+                raise ValueError(f"{name!r} is set by {OWNED_ARGS[bare]}, not here")
+        return value
+
+
+class Fixed(Section):
+    """Every step verifies the same number of draft tokens."""
+
+    kind: Literal["fixed"]
+
+
+class Schedule(Section):
+    """The number of draft tokens by batch size: `[[first, last, k], ...]` (vLLM's own table)."""
+
+    kind: Literal["schedule"]
+    per_batch_size: list[tuple[int, int, int]] = Field(min_length=1)
+
+    @field_validator("per_batch_size", mode="before")
+    @classmethod
+    def _rows(cls, value: object) -> object:
+        if isinstance(value, list):  # YAML has no tuples, and strict mode takes no list for one
+            return [tuple(row) if isinstance(row, list) else row for row in value]
+        return value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Schedule:
+        previous = 0
+        for first, last, tokens in self.per_batch_size:
+            if not (previous < first <= last and tokens >= 0):
+                raise ValueError(
+                    f"row [{first}, {last}, {tokens}] is out of order: rows must not overlap, "
+                    f"must rise, and k must not be negative"
+                )
+            previous = last
+        return self
+
+
+class Adaptive(Section):
+    """vLLM chooses how many drafts to verify from confidence and measured cost. Needs full CUDA graphs."""
+
+    kind: Literal["adaptive"]
+
+
+class Speculative(Section):
+    """DSpark. `draft` is omitted where the target's checkpoint carries its own draft (`mtp.*`)."""
+
+    method: Literal["dspark"] = "dspark"
+    draft: str | None = None
+    num_speculative_tokens: int = Field(ge=1, le=16)
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    rejection_sample_method: Literal["standard", "block"] = "standard"
+    verification: Annotated[Fixed | Schedule | Adaptive, Field(discriminator="kind")] = Fixed(kind="fixed")
+
+
+class Expectation(Section):
+    """A range that a measurement should fall into, for one workload; a sweep reports what falls outside."""
+
+    workload: str
+    num_speculative_tokens: int | None = None
+    acceptance_length: tuple[float, float] | None = None
+    accuracy: tuple[float, float] | None = None
+
+    @field_validator("acceptance_length", "accuracy", mode="before")
+    @classmethod
+    def _range(cls, value: object) -> object:
+        if isinstance(value, list):
+            return tuple(float(v) if isinstance(v, int) else v for v in value)
+        return value
+
+
+class SpaceSettings(Section):
+    """The configurations that a sweep measures: every combination, `none` being no speculation."""
+
+    num_speculative_tokens: list[int | Literal["none"]] = Field(["none", 1, 2, 3, 5, 7], min_length=1)
+    draft_sample_method: list[Literal["greedy", "probabilistic"]] = Field(["greedy"], min_length=1)
+
+    @field_validator("num_speculative_tokens")
+    @classmethod
+    def _in_range(cls, value: list[int | str]) -> list[int | str]:
+        for k in value:
+            if isinstance(k, int) and not 1 <= k <= 16:
+                raise ValueError(f"{k} is not a number of speculative tokens: 1 to 16, or none")
+        return value
+
+
+class SweepSettings(Section):
+    """The defaults of `dspark-tune sweep` for this profile; each has a flag of the same meaning."""
+
+    space: SpaceSettings = SpaceSettings()
+    workload: str = "tiny-arithmetic"
+    loads: list[Annotated[int, Field(ge=1)]] = Field([1, 8], min_length=1)
+    prompts_per_load: int = Field(32, ge=1)
+    output_tokens: int = Field(96, ge=2)
+    temperature: float = Field(0.0, ge=0)
+    accuracy_problems: int = Field(100, ge=1)
+    accuracy_margin: float = Field(0.05, gt=0, lt=1)
+    goal: Literal["latency", "throughput"] = "latency"
+
+
+class Profile(Section):
+    """One deployment."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    description: str = ""
+    model: Model
+    hardware: Hardware
+    engine: Engine = Engine()
+    speculative: Speculative | None = None
+    expect: list[Expectation] = Field(default_factory=list)
+    sweep: SweepSettings = SweepSettings()

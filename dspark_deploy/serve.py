@@ -1,0 +1,168 @@
+"""The command `dspark-serve`: a profile becomes a checked, running vLLM server.
+
+    dspark-serve --profile cpu-tiny.yaml --check          what would go wrong, without starting anything
+    dspark-serve --profile cpu-tiny.yaml --dry-run        the exact command and environment
+    dspark-serve --profile cpu-tiny.yaml                  serve until a signal comes
+    dspark-serve --profile cpu-tiny.yaml -- --max-num-seqs 4     flags after -- go to vLLM as they are
+
+Exit codes: 0 good; 2 bad input; 3 preflight refused; 5 the engine did not start; 6 it died; 130 stopped by
+a signal (everything it started is gone by then).
+
+Not covered here: measuring (`dspark-tune`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dspark_deploy.console import people, print_json, run_app, show_findings
+from dspark_deploy.errors import InputError, PreflightRefused
+from dspark_deploy.launch import command as rendering
+from dspark_deploy.launch.engine import Engine, ReadyReport
+from dspark_deploy.launch.rundir import new_run_directory
+from dspark_deploy.plugin.registry import State
+from dspark_deploy.preflight import Facts, Severity, check, probe
+from dspark_deploy.profile import LoadedProfile, load_profile
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+FOLLOW_S = 0.5
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
+def serve(
+    context: typer.Context,
+    profile: Annotated[str, typer.Option(help="YAML file, or the name of a shipped profile")],
+    model: Annotated[str | None, typer.Option(help="Checkpoint in place of the profile's model.path")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="path=value; may be repeated")] = None,
+    facts: Annotated[Path | None, typer.Option(help="JSON facts of another machine; not probed here")] = None,
+    check_only: Annotated[bool, typer.Option("--check", help="Only report findings")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing")] = False,
+    run_dir: Annotated[Path, typer.Option(help="Where run directories are made")] = Path("runs"),
+    quiet: Annotated[bool, typer.Option("--quiet", help="Engine's log only into the run directory")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Last stdout line is one JSON document")] = False,
+) -> None:
+    """Serve a profile with vLLM, once the preflight finds nothing against it."""
+    if check_only and dry_run:
+        raise InputError("--check and --dry-run exclude one another; --dry-run checks as well")
+    assignments = [*(sets or []), *([f"model.path={model}"] if model else [])]
+    loaded = load_profile(profile, assignments)
+    console = people(as_json)
+    if facts is not None and not (check_only or dry_run):
+        raise InputError("--facts describes another machine; use it with --check or --dry-run")
+    known = Facts.from_file(facts) if facts else probe(loaded.profile)
+    findings = check(loaded, known)
+    refused = any(finding.severity is Severity.ERROR for finding in findings)
+    show_findings(console, findings)
+    if check_only:
+        verdict = "refused" if refused else "ok"
+        console.print(f"preflight: {verdict}")
+        if as_json:
+            print_json({"verdict": verdict, "findings": [finding.as_json() for finding in findings]})
+        raise typer.Exit(PreflightRefused.exit_code if refused else 0)
+    if refused:
+        raise PreflightRefused("preflight refused this launch; the findings above say why, and what to do")
+    if dry_run:
+        _dry_run(console, loaded, known, list(context.args), as_json)
+        return
+    _serve(console, loaded, known, list(context.args), run_dir, quiet, as_json)
+
+
+def _dry_run(console: Console, loaded: LoadedProfile, facts: Facts, extra: list[str], as_json: bool) -> None:
+    profile = loaded.profile
+    command = rendering.redacted_command(
+        rendering.serve_command(profile, facts.vllm_distribution, profile.engine.port, extra)
+    )
+    env = rendering.engine_environment(profile, Path("RUN_DIRECTORY/settings.json"), os.environ)
+    added = rendering.added_environment(profile, env)
+    for name, value in added.items():
+        console.print(f"{name}={shlex.quote(value)} \\", markup=False)
+    console.print(shlex.join(command), markup=False)
+    if as_json:
+        print_json({"command": command, "environment": added})
+
+
+def _serve(
+    console: Console,
+    loaded: LoadedProfile,
+    facts: Facts,
+    extra: list[str],
+    run_dir: Path,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    run = new_run_directory(run_dir, loaded.profile.name)
+    console.print(f"run directory: {run.path}", markup=False)
+    log = Console(stderr=True, highlight=False, soft_wrap=True, style="dim")
+    echo = None if quiet else lambda line: log.print(line, markup=False)
+    with Engine.start(loaded, facts, run, extra) as engine:
+        report = engine.wait_ready(echo)
+        run.write_json("ready.json", report.as_json())
+        show_ready(console, report, loaded)
+        if as_json:
+            print_json({"status": "ready", "run_directory": str(run.path), **report.as_json()})
+        while True:
+            engine.follow(echo)
+            engine.check_alive()
+            time.sleep(FOLLOW_S)
+
+
+def show_ready(console: Console, report: ReadyReport, loaded: LoadedProfile) -> None:
+    """Print where the engine listens, and what was patched in its processes and why."""
+    table = Table(title="patches", title_justify="left")
+    for column in ("patch", "state", "processes", "what for", "detail"):
+        table.add_column(column, overflow="fold")
+    for row in patch_rows(report.processes):
+        table.add_row(row["name"], row["state"], str(row["processes"]), row["why"], row["detail"])
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print("no patches were needed for this platform")
+    console.print(
+        f"ready after {report.seconds:.1f} s: {report.url}/v1, "
+        f"model {rendering.served_name(loaded.profile)!r}",
+        markup=False,
+    )
+
+
+def patch_rows(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per patch, state and detail, with the number of processes it was seen in.
+
+    Patches named `group:member` that ended alike share a row, which lists the members.
+    """
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    members: dict[tuple[str, ...], dict[str, None]] = {}
+    seen: dict[tuple[str, ...], set[int]] = {}
+    for process in processes:
+        for patch in process["patches"]:
+            group, colon, member = patch["name"].partition(":")
+            # A refusal has a reason of its own; what went well is alike enough to be one row.
+            detail = "" if colon and patch["state"] == State.APPLIED else patch["detail"]
+            key = (group, patch["state"], detail)
+            rows.setdefault(key, {**patch, "name": group})
+            seen.setdefault(key, set()).add(process["pid"])
+            if colon:
+                members.setdefault(key, {})[member] = None
+    for found, row in rows.items():
+        row["processes"] = len(seen[found])
+        if found in members:
+            names = ", ".join(members[found])
+            row["name"] = f"{row['name']} ({len(members[found])})"
+            row["detail"] = f"{names}: {row['detail']}" if found[2] else names
+    return list(rows.values())
+
+
+def main() -> None:
+    """Entry point of `dspark-serve`."""
+    run_app(app, "dspark-serve")
+
+
+if __name__ == "__main__":
+    main()

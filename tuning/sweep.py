@@ -1,0 +1,143 @@
+"""The command `dspark-tune`: measure every configuration of a space, and write the best profile back.
+
+    dspark-tune sweep --profile cpu-tiny.yaml
+    dspark-tune sweep --profile cpu-tiny.yaml --num-speculative-tokens none,1,3,5,7 --loads 1,8
+
+Interrupted sweeps go on where they stopped: run the same command again. Exit codes: 0 good; 2 bad input;
+3 preflight refused; 5 the engine without speculation did not start; 6 it died; 7 no configuration with
+speculation kept its accuracy; 130 interrupted.
+
+Not covered: searching beyond a grid, and more than one machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dspark_deploy.console import people, print_json, run_app, show_findings
+from dspark_deploy.errors import AccuracyConstraintFailed, InputError, PreflightRefused
+from dspark_deploy.preflight import Severity, check, probe
+from dspark_deploy.profile import load_profile
+from dspark_deploy.profile.loading import validated
+from tuning.campaign import Campaign
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+
+
+@app.callback()
+def tune() -> None:
+    """Measure DSpark configurations of a profile, and find the best."""
+
+
+@app.command()
+def sweep(
+    profile: Annotated[str, typer.Option(help="YAML file, or the name of a shipped profile")],
+    sets: Annotated[list[str] | None, typer.Option("--set", help="path=value; may be repeated")] = None,
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder [runs/sweep-PROFILE]")] = None,
+    storage: Annotated[str | None, typer.Option(help="sqlite:///FILE or journal:///FILE")] = None,
+    num_speculative_tokens: Annotated[str | None, typer.Option(help="As none,1,3,5,7")] = None,
+    draft_sample_method: Annotated[str | None, typer.Option(help="As greedy,probabilistic")] = None,
+    loads: Annotated[str | None, typer.Option(help="Requests in flight, as 1,8,32")] = None,
+    prompts_per_load: Annotated[int | None, typer.Option(help="Requests at each load level")] = None,
+    accuracy_problems: Annotated[int | None, typer.Option(help="Questions of the accuracy run")] = None,
+    accuracy_margin: Annotated[float | None, typer.Option(help="Largest loss that is accepted")] = None,
+    goal: Annotated[str | None, typer.Option(help="latency or throughput")] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed ones again")] = False,
+    report: Annotated[bool, typer.Option(help="Write report.html")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Last stdout line is one JSON document")] = False,
+) -> None:
+    """Measure every configuration of the space; write best.yaml and report.html."""
+    loaded = load_profile(profile, sets or [])
+    given = {
+        "space.num_speculative_tokens": _numbers(num_speculative_tokens, "--num-speculative-tokens"),
+        "space.draft_sample_method": _words(draft_sample_method),
+        "loads": _numbers(loads, "--loads"),
+        "prompts_per_load": prompts_per_load,
+        "accuracy_problems": accuracy_problems,
+        "accuracy_margin": accuracy_margin,
+        "goal": goal,
+    }
+    loaded = validated(loaded, {f"sweep.{key}": value for key, value in given.items() if value is not None})
+    console = people(as_json)
+    _require_libraries(report)
+    folder = out or Path("runs") / f"sweep-{loaded.profile.name}"
+    facts = probe(loaded.revised({"engine.port": 0}).profile)
+    findings = check(loaded, facts)
+    show_findings(console, [finding for finding in findings if finding.severity is not Severity.NOTE])
+    if any(finding.severity is Severity.ERROR for finding in findings):
+        raise PreflightRefused("preflight refused this sweep; the findings above say why, and what to do")
+    with _locked(folder):
+        campaign = Campaign(loaded, facts, folder, storage, retry_failed, console)
+        campaign.run()
+        result = campaign.conclude(report)
+    if as_json:
+        print_json(result)
+    _judge(result)
+
+
+def _judge(result: dict[str, Any]) -> None:
+    """Raises AccuracyConstraintFailed where speculation was measured and none of it kept accuracy."""
+    speculative = [
+        cell for cell in result["cells"] if cell["state"] == "complete" and cell["num_speculative_tokens"]
+    ]
+    if speculative and not any(cell["accurate"] for cell in speculative):
+        margin, problems = (result["settings"][f"accuracy_{name}"] for name in ("margin", "problems"))
+        raise AccuracyConstraintFailed(
+            f"no configuration with speculation kept its accuracy within {margin:.1%} of the reference; "
+            f"is a kernel or the draft wrong, or are {problems} problems too few?"
+        )
+
+
+def _require_libraries(report: bool) -> None:
+    needed = {"pandas": "vllm bench serve reads its prompts with it: pip install pandas"}
+    if report:
+        line = "report.html needs it: pip install 'dspark-deploy[report]', or use --no-report"
+        needed |= {"plotly": line, "jinja2": line}
+    missing = [f"{name}: {why}" for name, why in needed.items() if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError([f"missing library {line}" for line in missing])
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(text: str | None, flag: str) -> list[int | str] | None:
+    words = _words(text)
+    if words is None:
+        return None
+    bad = [word for word in words if not (word.isdecimal() or word == "none")]
+    if bad or not words:
+        raise InputError(f"{flag} {text}: {bad[0] if bad else 'nothing'!r} is no number; write it as 1,3,5")
+    return [int(word) if word.isdecimal() else word for word in words]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process. Raises InputError where another sweep has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
+    with (folder / "lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"{folder}: another sweep is running in it; use --out FOLDER") from error
+        yield
+
+
+def main() -> None:
+    """Entry point of `dspark-tune`."""
+    run_app(app, "dspark-tune")
+
+
+if __name__ == "__main__":
+    main()
