@@ -73,7 +73,7 @@ def _general_patches(settings: Settings) -> list[Patch]:
         return []
     from dspark_deploy.plugin.cpu_engine import triton_interpreter, worker
 
-    return [*triton_interpreter.checks(), worker.hook(settings.cpu_twins)]
+    return [*triton_interpreter.checks(), worker.hook(settings.cpu_twins, apply_late)]
 
 
 PHASES: dict[str, Callable[[Settings], list[Patch]]] = {

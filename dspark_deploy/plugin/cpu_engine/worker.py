@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from dspark_deploy.plugin.registry import READY, Patch, Verdict, refused
@@ -17,14 +18,14 @@ _WORKER_CALL = "register_triton_kernel_overrides"
 _SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
 
 
-def hook(cpu_twins: bool) -> Patch:
-    """The patch of the general phase, which brings the others with it in each worker."""
+def hook(cpu_twins: bool, apply_late: Callable[[list[Patch]], None]) -> Patch:
+    """The patch of the general phase, which brings the others with it in each worker, by `apply_late`."""
     return Patch(
         "worker-phase",
         f"vllm.platforms.cpu.CpuPlatform.{_WORKER_CALL}",
         "workers get the patches of vLLM's runner",
         _examine_hook,
-        functools.partial(_install_hook, cpu_twins),
+        functools.partial(_install_hook, cpu_twins, apply_late),
     )
 
 
@@ -54,7 +55,7 @@ def _examine_hook() -> Verdict:
     return READY
 
 
-def _install_hook(cpu_twins: bool) -> str:
+def _install_hook(cpu_twins: bool, apply_late: Callable[[list[Patch]], None]) -> str:
     from vllm.platforms.cpu import CpuPlatform
 
     original = getattr(CpuPlatform, _WORKER_CALL).__func__
@@ -64,9 +65,7 @@ def _install_hook(cpu_twins: bool) -> str:
         original(cls)
         # vLLM's CPU stand-ins for CUDA calls must be in place before a runner module is imported.
         importlib.import_module("vllm.v1.worker.cpu.shm")
-        from dspark_deploy.plugin import process
-
-        process.apply_late(patches(cpu_twins))
+        apply_late(patches(cpu_twins))
 
     setattr(CpuPlatform, _WORKER_CALL, classmethod(register))
     return "a worker will be patched when it asks for overrides"
