@@ -5,6 +5,11 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's affair, and a busy one must not fail a property.
+settings.register_profile("project", deadline=None)
+settings.load_profile("project")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
