@@ -101,4 +101,4 @@ def test_a_finished_sweep_boots_nothing_and_a_changed_one_is_refused(
         [*SWEEP, "--loads", "1,4"], cwd=folder, capture_output=True, text=True, check=False
     )
     assert changed.returncode == 2 and "WORKLOAD_CHANGED" in changed.stderr
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 150, "nothing was booted"

@@ -109,7 +109,7 @@ def test_a_port_in_use_is_refused_before_anything_loads(tmp_path: Path) -> None:
         started = time.monotonic()
         done = serve("--profile", "test.yaml", "--json", cwd=tmp_path)
     assert done.returncode == 3 and f"127.0.0.1:{port} is in use" in done.stderr
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30, "nothing was loaded"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -117,10 +116,8 @@ assert t.tolist() == [0, 2, 4, 6, 4], t
     env = os.environ | {SETTINGS_ENV: str(tmp_path / "settings.json"), "TRITON_INTERPRET": "1"}
     file = tmp_path / "script.py"  # Triton reads a kernel's source from its file
     file.write_text(script)
-    started = time.monotonic()
     done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 60
     (report,) = (tmp_path / "processes").glob("*.json")
     document = json.loads(report.read_text())
     assert {p["state"] for p in document["patches"]} == {"applied"}
