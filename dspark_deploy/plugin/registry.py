@@ -67,7 +67,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """How one patch ended in this process; `milliseconds` of processor time, for examination and installation."""
+    """How one patch ended in this process, and the milliseconds of processor time that it took."""
 
     name: str
     target: str
