@@ -16,7 +16,7 @@ pytest.importorskip("safetensors")
 
 import torch
 
-from dspark_deploy.tiny import evaluate, train
+from dspark_deploy.tiny import evaluate, train, train_target
 from dspark_deploy.tiny.checkpoint import MANIFEST, checkpoint_path, verify_folder
 from dspark_deploy.tiny.data import Batch, agreed, encode, training_batches
 from dspark_deploy.tiny.export import read_pair
@@ -26,7 +26,6 @@ from dspark_deploy.tiny.model import DraftShape
 from dspark_deploy.tiny.muon import Muon, orthogonalise
 from dspark_deploy.tiny.tokenizer import EOS
 from dspark_deploy.tiny.train_draft import choose_blocks, train_draft
-from dspark_deploy.tiny.train_target import train_target
 
 ROOT = checkpoint_path("tiny-qwen3/target").parent
 TARGET, DRAFT, TOKENIZER = read_pair(ROOT)
@@ -34,7 +33,10 @@ SHORT = Recipe(target_steps=20, exactness=2.0, draft_steps=20, batch=4, warm_up=
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _cheap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(train_target, "VALIDATION_PROBLEMS", 20)
+    monkeypatch.setattr(evaluate, "EXACTNESS_PROBLEMS", 20)
+    monkeypatch.setattr(evaluate, "ACCEPTANCE_PROBLEMS", 5)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -51,20 +53,20 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def test_target_learns_and_repeats_itself() -> None:
-    target, losses = train_target(SHORT, TOKENIZER, _quiet)
+    target, losses = train_target.train_target(SHORT, TOKENIZER, _quiet)
     assert [loss.step for loss in losses] == [10, 20]
     assert losses[-1].loss < losses[0].loss - 0.5
-    again, _ = train_target(SHORT, TOKENIZER, _quiet)
+    again, _ = train_target.train_target(SHORT, TOKENIZER, _quiet)
     assert _same(target, again)
-    other, _ = train_target(replace(SHORT, seed=1, target_steps=1), TOKENIZER, _quiet)
-    first, _ = train_target(replace(SHORT, target_steps=1), TOKENIZER, _quiet)
+    other, _ = train_target.train_target(replace(SHORT, seed=1, target_steps=1), TOKENIZER, _quiet)
+    first, _ = train_target.train_target(replace(SHORT, target_steps=1), TOKENIZER, _quiet)
     assert not _same(first, other)
 
 
 @pytest.mark.parametrize(("exactness", "steps"), [(0.0, 40), (1.1, 50)])
 def test_target_training_ends_when_exact_enough(exactness: float, steps: int) -> None:
     recipe = replace(SHORT, target_steps=50, exactness=exactness, batch=1)
-    _, losses = train_target(recipe, TOKENIZER, _quiet)
+    _, losses = train_target.train_target(recipe, TOKENIZER, _quiet)
     assert losses[-1].step == steps
 
 
@@ -197,13 +199,6 @@ def test_acceptance_length_counts_accepted_tokens_and_the_targets_own(
     assert right + 0.5 < length <= right + 1
 
 
-@pytest.fixture
-def _small_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "EXACTNESS_PROBLEMS", 20)
-    monkeypatch.setattr(evaluate, "ACCEPTANCE_PROBLEMS", 5)
-
-
-@pytest.mark.usefixtures("_small_evaluation")
 def test_command_writes_a_whole_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "pair"
     assert train.main(["--out", str(out), "--target-steps", "3", "--draft-steps", "2"]) == 0
