@@ -1,8 +1,8 @@
 """What a trained pair is worth on held-out problems, without vLLM: exactness, and acceptance length.
 
 `python -m dspark_deploy.tiny.train` writes both into MANIFEST.json. Both are teacher-forced, so they say
-nothing of how a solution goes on after a wrong token. A wrong step can still end in the right answer: the
-accuracy of final answers, which takes vLLM to measure, is higher than the exactness here.
+nothing of how a solution goes on after a wrong token. That can still end in the right answer, so the accuracy
+of final answers, which takes vLLM to measure, can be a little above the exactness here.
 """
 
 from __future__ import annotations

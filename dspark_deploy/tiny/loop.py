@@ -41,7 +41,7 @@ class Recipe:
     anchors: int = 12
     """Blocks that the draft learns from in each sequence."""
     short_blocks: float = 0.5
-    """The share of blocks cut short: vLLM asks for as many slots as it is told to, and draws no others."""
+    """The share of blocks cut short: vLLM fills as many slots as it is told to, and those see no others."""
     seed: int = 0
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
