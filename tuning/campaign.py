@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_deploy import __version__
-from dspark_deploy.errors import EngineError, Interrupted, MeasurementError
+from dspark_deploy.errors import EngineError, InputError, Interrupted, MeasurementError
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.preflight import Facts, Severity, check
 from dspark_deploy.profile import LoadedProfile
@@ -121,7 +121,11 @@ class Campaign:
         return measurement, answers
 
     def _answers(self, configuration: Configuration) -> AccuracyRun:
-        return AccuracyRun.read(self._folder / "cells" / configuration.label / "accuracy.jsonl")
+        path = self._folder / "cells" / configuration.label / "accuracy.jsonl"
+        try:
+            return AccuracyRun.read(path)
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{path}: is missing or damaged ({error}); start anew with --out") from error
 
     def _accuracy_violation(self, configuration: Configuration, answers: AccuracyRun) -> float:
         """By how much the possible loss exceeds the margin: feasible at 0 or below."""

@@ -21,6 +21,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.launch.rundir import write_atomically
@@ -60,8 +61,20 @@ class Study:
     ) -> None:
         self._cells = cells
         self._check_identity(folder / "identity.json", identity)
+        url = storage or f"sqlite:///{folder.resolve() / 'study.db'}"
+        try:
+            self._open(open_storage(url), identity)
+        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"{url}: can't be used as storage: {reason}; start anew with --out") from error
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self._study.tell(trial.number, state=TrialState.FAIL)  # without a reason: it was cut off
+        # Failures up to here are forgiven on request; those of this session count again.
+        self._forgiven = len(self._study.get_trials(deepcopy=False)) if retry_failed else 0
+
+    def _open(self, storage: BaseStorage, identity: dict[str, Any]) -> None:
         self._study = optuna.create_study(
-            storage=open_storage(storage or f"sqlite:///{folder.resolve() / 'study.db'}"),
+            storage=storage,
             study_name=f"{STUDY}-{fingerprint(identity)}",
             # Every configuration of the grid is enqueued, so the sampler never has to choose.
             sampler=optuna.samplers.RandomSampler(seed=0),
@@ -71,10 +84,6 @@ class Study:
         with warnings.catch_warnings():  # names for a dashboard; nothing here depends on them
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study.set_metric_names(METRIC_NAMES)
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self._study.tell(trial.number, state=TrialState.FAIL)  # without a reason: it was cut off
-        # Failures up to here are forgiven on request; those of this session count again.
-        self._forgiven = len(self._study.get_trials(deepcopy=False)) if retry_failed else 0
 
     @staticmethod
     def _check_identity(path: Path, identity: dict[str, Any]) -> None:
@@ -86,6 +95,8 @@ class Study:
             stored = json.loads(path.read_text())
         except ValueError as error:
             raise InputError(f"{path}: is damaged ({error}); start anew with --out FOLDER") from error
+        if not isinstance(stored, dict):
+            raise InputError(f"{path}: is damaged (no JSON object); start anew with --out FOLDER")
         differing = [key for key in sorted({*stored, *identity}) if stored.get(key) != identity.get(key)]
         if differing:
             raise InputError(

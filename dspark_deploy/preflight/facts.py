@@ -10,6 +10,7 @@ machine is checked on another.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -19,6 +20,8 @@ from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
@@ -34,8 +37,8 @@ class Facts:
 
     `versions` holds installed distributions only. `gpus` lists architecture names, one per GPU, and
     `gpu_platform` is `rocm`, `cuda` or empty. `torchvision_error` is the last line of its failed import.
-    `port_free` is None where it was not probed. `environment` holds only variables that steer vLLM's
-    plugins, never a secret; `unset` names variables that `engine.env` refers to and that are not set.
+    `port_free` is None where it was not probed; `host_error` says why the host can't be listened on.
+    `environment` holds only variables that steer vLLM's plugins, never a secret; `unset` names variables that `engine.env` refers to and that are not set.
     """
 
     python: str
@@ -44,6 +47,7 @@ class Facts:
     gpus: list[str] = field(default_factory=list)
     torchvision_error: str = ""
     port_free: bool | None = None
+    host_error: str = ""
     model: Checkpoint | None = None
     draft: Checkpoint | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -76,18 +80,21 @@ class Facts:
                 f"{path}: facts need 'python' and 'versions'; known keys: {', '.join(sorted(known))}"
             )
         try:
-            for name in ("model", "draft"):
-                if data.get(name) is not None:
-                    data[name] = Checkpoint(**data[name])
-        except TypeError as error:
-            raise InputError(f"{path}: {error}") from error
-        return cls(**data)
+            return TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
+            raise InputError(
+                [
+                    f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+                    for fault in error.errors(include_url=False)
+                ]
+            ) from error
 
 
 def probe(profile: Profile) -> Facts:
     """Probe this machine for what `profile` needs."""
     versions = _versions()
     gpu_platform, gpus = _gpus()
+    port_free, host_error = _bind(profile.engine.host, profile.engine.port)
     speculative = profile.speculative
     draft = speculative.draft if speculative else None
     return Facts(
@@ -96,7 +103,8 @@ def probe(profile: Profile) -> Facts:
         gpu_platform=gpu_platform,
         gpus=gpus,
         torchvision_error=_torchvision_error(versions),
-        port_free=_port_free(profile.engine.host, profile.engine.port),
+        port_free=port_free,
+        host_error=host_error,
         model=read_checkpoint(profile.model.path),
         draft=read_checkpoint(draft) if draft else None,
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -141,14 +149,15 @@ def _torchvision_error(versions: dict[str, str]) -> str:
     return "" if child.returncode == 0 else (child.stderr.strip().splitlines() or ["import failed"])[-1]
 
 
-def _port_free(host: str, port: int) -> bool:
-    if port == 0:
-        return True
+def _bind(host: str, port: int) -> tuple[bool | None, str]:
+    """Whether the port is free, and why the host can't be listened on at all."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe_socket:
-        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe_socket.bind((host, port))
-        except OSError:
-            return False
-    return True
+            listener.bind((host, port))
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                return False, ""
+            return None, str(error)
+    return True, ""

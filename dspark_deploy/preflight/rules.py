@@ -244,6 +244,13 @@ def references_set(loaded: LoadedProfile, facts: Facts) -> Iterator[Finding]:
 def port_is_free(loaded: LoadedProfile, facts: Facts) -> Iterator[Finding]:
     """Someone else may serve on the port; a second engine would load for minutes and then die."""
     engine = loaded.profile.engine
+    if facts.host_error:
+        yield _error(
+            "HOST_UNUSABLE",
+            f"{engine.host} can't be listened on: {facts.host_error}",
+            "engine.host is an address of this machine: 127.0.0.1, or 0.0.0.0 for every interface",
+            loaded.where("engine", "host"),
+        )
     if facts.port_free is False:
         yield _error(
             "PORT_IN_USE",

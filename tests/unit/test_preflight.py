@@ -58,6 +58,7 @@ def test_nothing_to_say_on_a_good_machine(tmp_path: Path) -> None:
         ("ADAPTIVE_NEEDS_GRAPHS", good_facts(), TEXT + "  verification: {kind: adaptive}\n"),
         ("ENV_UNSET", good_facts(unset=["HF_TOKEN"]), TEXT),
         ("PORT_IN_USE", good_facts(port_free=False), TEXT),
+        ("HOST_UNUSABLE", good_facts(port_free=None, host_error="Name or service not known"), TEXT),
     ],
 )
 def test_a_rule_speaks(tmp_path: Path, code: str, facts: Facts, text: str) -> None:
@@ -93,6 +94,11 @@ def test_probe_sees_a_taken_port(tmp_path: Path) -> None:
     assert probe(load(tmp_path, sets=[f"engine.port={port}"]).profile).port_free is True
 
 
+def test_probe_sees_a_host_that_is_none(tmp_path: Path) -> None:
+    facts = probe(load(tmp_path, sets=["engine.host=no.such.host.invalid", "engine.port=0"]).profile)
+    assert facts.port_free is None and facts.host_error
+
+
 def test_probe_names_unset_references_and_keeps_no_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +117,19 @@ def test_facts_survive_a_file(tmp_path: Path) -> None:
     assert Facts.from_file(path) == facts
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"python": "3", "versions": {}, "wrong": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"python": "3", "versions": {}, "wrong": 1}',
+        '{"python": "3", "versions": [1]}',
+        '{"python": "3", "versions": {}, "gpus": 3}',
+        '{"python": "3", "versions": {}, "environment": "x"}',
+        '{"python": "3", "versions": {}, "model": {"name": "x", "config": [1]}}',
+    ],
+)
 def test_bad_facts_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "facts.json"
     path.write_text(text)

@@ -119,6 +119,15 @@ def test_optuna_honours_the_accuracy_constraint(tmp_path: Path) -> None:
     assert study.pareto() == [K5], "the fastest one lost its accuracy"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("identity.json", "{"), ("identity.json", "[1]"), ("study.db", "x" * 99)]
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=name):
+        open_study(tmp_path)
+
+
 def test_storage_urls(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="journal:///FILE"):
         open_storage("mysql://host/db")
