@@ -38,8 +38,8 @@ class Facts:
     `versions` holds installed distributions only. `gpus` lists architecture names, one per GPU, and
     `gpu_platform` is `rocm`, `cuda` or empty. `torchvision_error` is the last line of its failed import.
     `port_free` is None where it was not probed; `host_error` says why the host can't be listened on.
-    `environment` holds only variables that steer vLLM's
-    `environment` holds only variables that steer vLLM's plugins, never a secret; `unset` names variables that `engine.env` refers to and that are not set.
+    `environment` holds only variables that steer vLLM's plugins, never a secret; `unset` names variables
+    that `engine.env` refers to and that are not set.
     """
 
     python: str
