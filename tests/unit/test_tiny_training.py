@@ -16,7 +16,7 @@ pytest.importorskip("safetensors")
 
 import torch
 
-from dspark_deploy.tiny import evaluate, train, train_target
+from dspark_deploy.tiny import evaluate, loop, train, train_target
 from dspark_deploy.tiny.checkpoint import MANIFEST, checkpoint_path, verify_folder
 from dspark_deploy.tiny.data import Batch, agreed, encode, training_batches
 from dspark_deploy.tiny.export import read_pair
@@ -29,11 +29,13 @@ from dspark_deploy.tiny.train_draft import choose_blocks, train_draft
 
 ROOT = checkpoint_path("tiny-qwen3/target").parent
 TARGET, DRAFT, TOKENIZER = read_pair(ROOT)
-SHORT = Recipe(target_steps=20, exactness=2.0, draft_steps=20, batch=4, warm_up=5)
+SHORT = Recipe(target_steps=10, exactness=2.0, draft_steps=10, batch=4, warm_up=3)
 
 
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(loop, "LOSS_INTERVAL", 5)
+    monkeypatch.setattr(loop, "CHECK_INTERVAL", 2)
     monkeypatch.setattr(train_target, "VALIDATION_PROBLEMS", 20)
     monkeypatch.setattr(evaluate, "EXACTNESS_PROBLEMS", 20)
     monkeypatch.setattr(evaluate, "ACCEPTANCE_PROBLEMS", 5)
@@ -54,7 +56,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def test_target_learns_and_repeats_itself() -> None:
     target, losses = train_target.train_target(SHORT, TOKENIZER, _quiet)
-    assert [loss.step for loss in losses] == [10, 20]
+    assert [loss.step for loss in losses] == [5, 10]
     assert losses[-1].loss < losses[0].loss - 0.5
     again, _ = train_target.train_target(SHORT, TOKENIZER, _quiet)
     assert _same(target, again)
@@ -63,9 +65,9 @@ def test_target_learns_and_repeats_itself() -> None:
     assert not _same(first, other)
 
 
-@pytest.mark.parametrize(("exactness", "steps"), [(0.0, 40), (1.1, 50)])
+@pytest.mark.parametrize(("exactness", "steps"), [(0.0, 6), (1.1, 9)])
 def test_target_training_ends_when_exact_enough(exactness: float, steps: int) -> None:
-    recipe = replace(SHORT, target_steps=50, exactness=exactness, batch=1)
+    recipe = replace(SHORT, target_steps=9, exactness=exactness, batch=1)
     _, losses = train_target.train_target(recipe, TOKENIZER, _quiet)
     assert losses[-1].step == steps
 
