@@ -9,9 +9,10 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, NoReturn
 
 import typer
@@ -71,13 +72,16 @@ def run_app(app: typer.Typer, name: str) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("optuna").setLevel(logging.WARNING)
     try:
-        with interrupts():
-            app(prog_name=name)
+        try:
+            with interrupts():
+                app(prog_name=name)
+        finally:
+            sys.excepthook = _fault_of_ours  # typer has put its own there
     except DSparkError as error:
         faults = error.faults if isinstance(error, InputError) else []
         head = f"{len(faults)} faults in the input:\n" if len(faults) > 1 else ""
         sys.stderr.write(f"{name}: {head}{error}\n")
-        _exit(error.exit_code, str(error))
+        _exit(error.exit_code, str(error), error.document)
     except SystemExit as end:
         # A wrong flag: the usage message is on stderr already, and scripts still get their document.
         if end.code == InputError.exit_code:
@@ -85,8 +89,20 @@ def run_app(app: typer.Typer, name: str) -> None:
         raise
 
 
-def _exit(code: int, message: str) -> NoReturn:
-    if "--json" in sys.argv[1:]:
+def _exit(code: int, message: str, document: Mapping[str, Any] = MappingProxyType({})) -> NoReturn:
+    if _wants_json():
         status = "interrupted" if code == Interrupted.exit_code else "error"
-        print_json({"status": status, "exit_code": code, "error": message})
+        print_json({**document, "status": status, "exit_code": code, "error": message})
     sys.exit(code)
+
+
+def _wants_json() -> bool:
+    own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    return "--json" in own
+
+
+def _fault_of_ours(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What nothing foresaw: the traceback for whoever reports it, and the document for scripts."""
+    traceback.print_exception(kind, error, trace)
+    if _wants_json():
+        print_json({"status": "error", "exit_code": 1, "error": f"a fault of ours: {kind.__name__}: {error}"})

@@ -6,6 +6,7 @@
     ├── EngineError
     │   ├── EngineStartError       5   the engine died or hung before it was ready
     │   └── EngineDiedError        6   the engine died after it was ready
+    ├── FileError                  1   a file of ours cannot be written: disk, permissions
     ├── MeasurementError           1   a load, a scrape or an accuracy run that gives no number
     ├── AccuracyConstraintFailed   7   no measured configuration kept its accuracy
     └── Interrupted              130   stopped by a signal
@@ -15,11 +16,15 @@ Exit code 4 is kept for the numerics gate. `docs/exit-codes.md` says what to do 
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DSparkError(Exception):
     """Base of the tree. `str(error)` is the whole message for the person at the terminal."""
 
     exit_code = 1
+    # What a script gets beside status, exit code and message, in the JSON document.
+    document: dict[str, Any] = {}  # noqa: RUF012
 
 
 class InputError(DSparkError):
@@ -36,6 +41,10 @@ class PreflightRefused(DSparkError):
     """The preflight found at least one error; the findings were printed before this was raised."""
 
     exit_code = 3
+
+    def __init__(self, message: str, findings: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.document = {"findings": findings}
 
 
 class EngineError(DSparkError):
@@ -57,6 +66,10 @@ class EngineDiedError(EngineError):
     """The engine exited after it had been ready."""
 
     exit_code = 6
+
+
+class FileError(DSparkError):
+    """A file cannot be written. The message names it and says why."""
 
 
 class MeasurementError(DSparkError):

@@ -52,8 +52,7 @@ def serve(
     """Serve a profile with vLLM, once the preflight finds nothing against it."""
     if check_only and dry_run:
         raise InputError("--check and --dry-run exclude one another; --dry-run checks as well")
-    assignments = [*(sets or []), *([f"model.path={model}"] if model else [])]
-    loaded = load_profile(profile, assignments)
+    loaded = load_profile(profile, sets or [], {} if model is None else {"model.path": model})
     console = people(as_json)
     if facts is not None and not (check_only or dry_run):
         raise InputError("--facts describes another machine; use it with --check or --dry-run")
@@ -65,10 +64,14 @@ def serve(
         verdict = "refused" if refused else "ok"
         console.print(f"preflight: {verdict}")
         if as_json:
-            print_json({"verdict": verdict, "findings": [finding.as_json() for finding in findings]})
+            code = {"exit_code": PreflightRefused.exit_code} if refused else {}
+            print_json({"verdict": verdict, "findings": [f.as_json() for f in findings], **code})
         raise typer.Exit(PreflightRefused.exit_code if refused else 0)
     if refused:
-        raise PreflightRefused("preflight refused this launch; the findings above say why, and what to do")
+        raise PreflightRefused(
+            "preflight refused this launch; the findings above say why, and what to do",
+            [finding.as_json() for finding in findings],
+        )
     if dry_run:
         _dry_run(console, loaded, known, list(context.args), as_json)
         return

@@ -108,20 +108,27 @@ NO_DRAFTS = Acceptance(0, 0, 0, ())
 def acceptance_between(before: Scrape, after: Scrape) -> Acceptance:
     """Acceptance between two scrapes. Raises MetricsError where the counters contradict one another."""
     counted = difference(before, after)
-    by_position: dict[int, float] = {}
-    for (name, labels), value in counted.items():
-        if name == PER_POSITION:
-            position = int(dict(labels)["position"])
-            by_position[position] = by_position.get(position, 0.0) + value
-    result = Acceptance(
-        round(total(counted, DRAFTS)),
-        round(total(counted, DRAFT_TOKENS)),
-        round(total(counted, ACCEPTED)),
-        tuple(round(by_position.get(j, 0.0)) for j in range(max(by_position, default=-1) + 1)),
-    )
+    try:
+        result = _summed(counted)
+    except (ValueError, OverflowError, KeyError) as error:
+        raise MetricsError(f"the engine's counters can't be read: {error!r}") from error
     if sum(result.per_position) != result.accepted:
         raise MetricsError(
             f"{result.accepted} drafts were accepted, and {sum(result.per_position)} by position: "
             f"an engine is missing from one of the sums"
         )
     return result
+
+
+def _summed(counted: Scrape) -> Acceptance:
+    by_position: dict[int, float] = {}
+    for (name, labels), value in counted.items():
+        if name == PER_POSITION:
+            position = int(dict(labels)["position"])
+            by_position[position] = by_position.get(position, 0.0) + value
+    return Acceptance(
+        round(total(counted, DRAFTS)),
+        round(total(counted, DRAFT_TOKENS)),
+        round(total(counted, ACCEPTED)),
+        tuple(round(by_position.get(j, 0.0)) for j in range(max(by_position, default=-1) + 1)),
+    )

@@ -29,7 +29,8 @@ def write_best(loaded: LoadedProfile, configuration: Configuration, header: list
     reconcile(document, values)
     text = io.StringIO()
     yaml.dump(document, text)
-    write_atomically(path, "".join(f"# {line}\n" for line in header) + text.getvalue())
+    # A profile may hold what only its owner should read.
+    write_atomically(path, "".join(f"# {line}\n" for line in header) + text.getvalue(), private=True)
 
 
 def reconcile(document: CommentedMap, values: Mapping[str, Any]) -> None:

@@ -21,14 +21,15 @@ from dspark_deploy.errors import EngineError, InputError, Interrupted, Measureme
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.preflight import Facts, Severity, check
 from dspark_deploy.profile import LoadedProfile
-from tuning.accuracy import AccuracyRun
+from dspark_deploy.redaction import redacted
+from tuning.accuracy import AccuracyRun, AccuracyVoidError
 from tuning.best import write_best
 from tuning.machine import describe_machine
 from tuning.measurement import Measurement, measure
 from tuning.progress import SweepProgress
 from tuning.result import result_json
 from tuning.selection import candidates, select
-from tuning.space import REFERENCE, Configuration, configurations
+from tuning.space import REFERENCE, Configuration, configurations, fingerprint
 from tuning.statistics import compare_paired
 from tuning.study import INTERRUPTED, Study
 from tuning.workload import find_workload
@@ -64,6 +65,12 @@ class Campaign:
             del profile["engine"][key]
         for key in ("num_speculative_tokens", "draft_sample_method"):
             (profile["speculative"] or {}).pop(key, None)
+        engine_settings = profile["engine"]
+        engine_settings["env"] = {name: fingerprint(text) for name, text in engine_settings["env"].items()}
+        engine_settings["args"] = {
+            name: fingerprint(value) if redacted({name: value}) != {name: value} else value
+            for name, value in engine_settings["args"].items()
+        }
         settings = self._settings.model_dump(mode="json")
         settings.pop("goal")  # the same measurements answer either
         space = settings.pop("space")
@@ -116,6 +123,10 @@ class Campaign:
         measurement, answers, ready = measure(
             loaded, self._facts, self._settings, self._workload, folder, progress.say
         )
+        if configuration == REFERENCE and not any(answers.correct):
+            raise AccuracyVoidError(
+                "without speculation no question was answered rightly, so accuracy would constrain nothing"
+            )
         answers.write(folder / "accuracy.jsonl")
         write_atomically(folder / "ready.json", json.dumps(ready.as_json(), indent=1) + "\n")
         return measurement, answers
@@ -123,7 +134,10 @@ class Campaign:
     def _answers(self, configuration: Configuration) -> AccuracyRun:
         path = self._folder / "cells" / configuration.label / "accuracy.jsonl"
         try:
-            return AccuracyRun.read(path)
+            run = AccuracyRun.read(path)
+            if len(run.items) != self._settings.accuracy_problems:
+                raise ValueError(f"{len(run.items)} answers of {self._settings.accuracy_problems}")
+            return run
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path}: is missing or damaged ({error}); start anew with --out") from error
 
@@ -138,6 +152,12 @@ class Campaign:
         """Select, print the table, write result.json, best.yaml and report.html; returns the result."""
         ended = self._study.outcomes()
         outcomes = {cell: ended[cell] for cell in self._cells if cell in ended}
+        if REFERENCE not in outcomes or outcomes[REFERENCE].measurement is None:
+            reason = outcomes[REFERENCE].reason if REFERENCE in outcomes else "it was not measured"
+            raise MeasurementError(
+                f"there is nothing to compare with: without speculation, {reason}. "
+                f"Mend it and use --retry-failed"
+            )
         answers = {cell: self._answers(cell) for cell, outcome in outcomes.items() if outcome.measurement}
         found = candidates(outcomes, answers, self._settings.accuracy_margin)
         selection = select(found, self._settings.goal, self._settings.loads)

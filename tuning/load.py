@@ -104,7 +104,10 @@ def run_load(
     if code != 0 or not result.is_file():
         lines = "\n".join(f"    {line}" for line in meaningful_lines(log))
         raise LoadFailedError(f"vllm bench serve exited with code {code}:\n{lines}")
-    return read_result(json.loads(result.read_text()), load.concurrency)
+    try:
+        return read_result(json.loads(result.read_text()), load.concurrency)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadFailedError(f"{result}: is no result of vllm bench serve: {error!r}") from error
 
 
 def read_result(document: dict[str, Any], concurrency: int) -> LoadResult:
@@ -114,6 +117,8 @@ def read_result(document: dict[str, Any], concurrency: int) -> LoadResult:
         raise LoadFailedError(
             f"{max(len(errors), document['failed'])} requests failed; the first: {errors[:1]}"
         )
+    if not any(count > 1 for count in document["output_lens"]):
+        raise LoadFailedError("no answer has two tokens, so there is no TPOT; does the model stop at once?")
     rows = zip(document["latencies"], document["ttfts"], document["output_lens"], strict=True)
     return LoadResult(
         concurrency=concurrency,

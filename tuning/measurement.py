@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 
-from dspark_deploy.errors import EngineDiedError
 from dspark_deploy.launch.command import served_name
 from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.rundir import RunDirectory
@@ -28,6 +27,7 @@ from tuning.acceptance import (
     PREFIX_HITS,
     PREFIX_QUERIES,
     Acceptance,
+    MetricsError,
     Scrape,
     acceptance_between,
     difference,
@@ -39,6 +39,7 @@ from tuning.load import Load, LoadFailedError, LoadResult, run_load
 from tuning.workload import TinyArithmetic
 
 LOAD_TIMEOUT_S = 1800
+DYING_S = 1.0
 REQUEST_TIMEOUT_S = 600
 # More than this share of a load's prompt tokens found in the prefix cache, and TTFT means something else.
 PREFIX_HIT_LIMIT = 0.01
@@ -205,5 +206,7 @@ def _scrape(engine: Engine, client: httpx.Client) -> Scrape:
         response = client.get("/metrics")
         response.raise_for_status()
     except httpx.HTTPError as error:
-        raise EngineDiedError(f"the engine does not answer /metrics: {error}") from error
+        time.sleep(DYING_S)  # an engine that is just dying is the better explanation
+        engine.check_alive()
+        raise MetricsError(f"the engine does not answer /metrics: {error}") from error
     return parse_metrics(response.text)

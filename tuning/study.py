@@ -64,7 +64,7 @@ class Study:
         url = storage or f"sqlite:///{folder.resolve() / 'study.db'}"
         try:
             self._open(open_storage(url), identity)
-        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise InputError(f"{url}: can't be used as storage: {reason}; start anew with --out") from error
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -89,11 +89,15 @@ class Study:
     def _check_identity(path: Path, identity: dict[str, Any]) -> None:
         text = json.dumps(identity, indent=1, sort_keys=True)
         if not path.exists():
-            write_atomically(path, text + "\n")
+            if (path.parent / "study.db").exists():
+                raise InputError(
+                    f"{path}: is gone, and {path.parent} has a study; start anew with --out FOLDER"
+                )
+            write_atomically(path, text + "\n", private=True)
             return
         try:
             stored = json.loads(path.read_text())
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{path}: is damaged ({error}); start anew with --out FOLDER") from error
         if not isinstance(stored, dict):
             raise InputError(f"{path}: is damaged (no JSON object); start anew with --out FOLDER")
@@ -101,9 +105,9 @@ class Study:
         if differing:
             raise InputError(
                 [
-                    f"{path.parent}: {key.upper()}_CHANGED: this folder's sweep has "
-                    f"{_short(stored.get(key))}, and this one has {_short(identity.get(key))}"
+                    f"{path.parent}: {key.upper()}_CHANGED: {difference}"
                     for key in differing
+                    for difference in _differences(key, stored.get(key), identity.get(key))
                 ]
                 + [f"{path.parent}: start a new sweep with --out FOLDER, or go back to the earlier settings"]
             )
@@ -116,7 +120,7 @@ class Study:
             if configuration is None:
                 continue
             if trial.state is TrialState.COMPLETE:
-                measurement = Measurement.from_json(json.loads(trial.user_attrs["measurement"]))
+                measurement = _measurement(trial)
                 found[configuration] = Outcome(configuration, measurement)
             elif trial.state is TrialState.FAIL and (reason := self._final_reason(configuration)):
                 found[configuration] = Outcome(configuration, None, reason)
@@ -170,13 +174,22 @@ class Study:
         return [configuration for trial in front if (configuration := _configuration(trial.params))]
 
 
+def _measurement(trial: FrozenTrial) -> Measurement:
+    try:
+        return Measurement.from_json(json.loads(trial.user_attrs["measurement"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"the stored measurement of trial {trial.number} is damaged ({error!r}); start anew with --out"
+        ) from error
+
+
 def open_storage(url: str) -> BaseStorage:
     """`sqlite:///FILE` for one machine, `journal:///FILE` for a shared disk. Raises InputError."""
-    if url.startswith("journal://"):
+    if url.startswith("journal:///") and url != "journal:///":
         path = Path(url.removeprefix("journal://"))
         path.parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(str(path)))
-    if url.startswith("sqlite:///"):
+    if url.startswith("sqlite:///") and url != "sqlite:///" and not url.endswith(":memory:"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
     raise InputError(f"--storage {url}: write sqlite:///FILE or journal:///FILE")
@@ -188,6 +201,13 @@ def _configuration(params: dict[str, Any]) -> Configuration | None:
     return Configuration(params["num_speculative_tokens"], params.get("draft_sample_method"))
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True)
-    return text if len(text) <= 120 else text[:117] + "..."
+def _differences(path: str, stored: Any, now: Any) -> list[str]:
+    """What differs, by dotted path. Identities hold no secrets, so values may be shown."""
+    if isinstance(stored, dict) and isinstance(now, dict):
+        return [
+            line
+            for key in sorted({*stored, *now})
+            if stored.get(key) != now.get(key)
+            for line in _differences(f"{path}.{key}", stored.get(key), now.get(key))
+        ]
+    return [f"{path} was {json.dumps(stored)[:120]} and is {json.dumps(now)[:120]}"]

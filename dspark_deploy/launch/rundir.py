@@ -15,18 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark_deploy.errors import InputError
+from dspark_deploy.errors import FileError, InputError
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that a reader finds the old file or the new one, never half of one."""
+def write_atomically(path: Path, text: str, private: bool = False) -> None:
+    """Write `text` so that a reader finds the old file or the new one, never half of one.
+
+    A `private` file is for its owner alone. Raises FileError.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("x", encoding="utf-8") as handle:
+            if private:
+                partial.chmod(0o600)
             handle.write(text)
             handle.flush()
             os.fsync(handle.fileno())
         partial.replace(path)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         partial.unlink(missing_ok=True)
 

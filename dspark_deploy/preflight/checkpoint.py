@@ -11,6 +11,7 @@ from dspark_deploy.errors import InputError
 from dspark_deploy.tiny import checkpoint as builtin
 
 BUILTIN = "builtin:"
+HOME_HINT = " (~ is not expanded in a profile; write the whole path)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Checkpoint:
     def trained_block(self) -> int | None:
         """The draft tokens per block that the draft was trained for, if config.json says."""
         block = self.config.get("dspark_block_size", self.config.get("block_size"))
-        return block if isinstance(block, int) else None
+        return block if isinstance(block, int) and not isinstance(block, bool) else None
 
 
 def resolve(name: str) -> str:
@@ -42,12 +43,14 @@ def read_checkpoint(name: str) -> Checkpoint:
         if name.startswith(BUILTIN):
             builtin.verify(name.removeprefix(BUILTIN))
         folder = Path(resolve(name))
-    except InputError as error:
+        exists = folder.exists()
+    except (InputError, OSError, ValueError) as error:
         return Checkpoint(name, problem=str(error))
-    if not folder.exists():
+    if not exists:
         # `org/name` is a name on the hub; anything that looks like a path was meant as one.
         looks_like_path = name.startswith(("/", "./", "../", "~")) or name.count("/") != 1
-        return Checkpoint(name, problem=f"there is no folder {name}" if looks_like_path else "")
+        hint = HOME_HINT if name.startswith("~") else ""
+        return Checkpoint(name, problem=f"there is no folder {name}{hint}" if looks_like_path else "")
     config_file = folder / "config.json"
     try:
         config = json.loads(config_file.read_text())

@@ -72,8 +72,9 @@ class Facts:
     def from_file(cls, path: Path) -> Facts:
         """Read facts that another machine printed. Raises InputError."""
         try:
-            data = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+            text = path.read_text()
+            data = json.loads(text)
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: not a file of facts: {error}") from error
         known = {f.name for f in fields(cls)}
         if not isinstance(data, dict) or not {"python", "versions"} <= data.keys() <= known:
@@ -81,7 +82,7 @@ class Facts:
                 f"{path}: facts need 'python' and 'versions'; known keys: {', '.join(sorted(known))}"
             )
         try:
-            return TypeAdapter(cls).validate_python(data)
+            return TypeAdapter(cls).validate_json(text, strict=True)
         except ValidationError as error:
             raise InputError(
                 [

@@ -75,11 +75,22 @@ def parse_document(text: str, name: str) -> Document:
 
 
 def _refuse_anchors(text: str, name: str) -> None:
-    faults = [
-        f"{name}:{_line(event)}: anchors (&, *) are not read; use 'extends' to share settings"
-        for event in yaml.parse(text, Loader=yaml.SafeLoader)
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None)
-    ]
+    """Faults that the stream of events shows, before anything is built from it."""
+    faults = []
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise InputError(f"{name}:{_line(event)}: nested too deeply; the limit is {MAX_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            faults.append(
+                f"{name}:{_line(event)}: anchors (&, *) are not read; use 'extends' to share settings"
+            )
+        if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
+            faults.append(f"{name}:{_line(event)}: a NUL character; nothing it could mean fits a setting")
     if faults:
         raise InputError(faults)
 

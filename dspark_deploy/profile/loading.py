@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from dspark_deploy.errors import InputError
 from dspark_deploy.profile.document import Document, Path_, Place, dotted, parse_document, read_document
 from dspark_deploy.profile.schema import Profile
+from dspark_deploy.redaction import is_secret, redacted
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,20 @@ class LoadedProfile:
         return LoadedProfile(profile, self.source, document.values, document.places)
 
 
-def load_profile(source: str | Path, sets: Sequence[str] = ()) -> LoadedProfile:
-    """Load and validate. `sets` are `path=value` strings. Raises InputError with every fault."""
+def load_profile(
+    source: str | Path, sets: Sequence[str] = (), given: Mapping[str, Any] | None = None
+) -> LoadedProfile:
+    """Load and validate. `sets` are `path=value` strings, `given` values by dotted path from flags.
+
+    Raises InputError with every fault.
+    """
     path = find_profile(source)
     document = _with_parents(path, ())
     for assignment in sets:
         _apply_set(document, assignment)
+    for name, value in (given or {}).items():
+        _assign(document.values, name.split("."), value)
+        document.places[tuple(name.split("."))] = Place("flag")
     try:
         profile = Profile.model_validate(document.values)
     except ValidationError as error:
@@ -141,12 +150,14 @@ def _place(places: dict[Path_, Place], path: tuple[str | int, ...], default: str
 
 
 def _faults(error: ValidationError, document: Document, name: str) -> list[str]:
-    lines = []
+    lines: dict[tuple[str | int, ...], str] = {}
     for fault in error.errors(include_url=False):
         path = _in_document(fault["loc"], document.values)
         place = _place(document.places, path, name)
-        lines.append(f"{place}: {dotted(path)}: {_explain(fault, path)}")
-    return list(dict.fromkeys(lines))
+        # A union reports a fault per branch; the first says what is wrong as well as all of them.
+        if not any(path[:length] in lines for length in range(1, len(path) + 1)):
+            lines[path] = f"{place}: {dotted(path)}: {_explain(fault, path)}"
+    return list(lines.values())
 
 
 def _in_document(loc: tuple[str | int, ...], values: Any) -> tuple[str | int, ...]:
@@ -178,7 +189,9 @@ def _explain(fault: Any, path: tuple[str | int, ...]) -> str:
             f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known: {', '.join(known)}"
         )
     message = message.removeprefix("Value error, ")
-    shown = repr(fault["input"])
+    if path[:2] == ("engine", "env") or any(is_secret(str(part)) for part in path):
+        return message
+    shown = repr(redacted(fault["input"]))
     return f"{message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
 
 

@@ -66,6 +66,14 @@ class Engine(Section):
         """Names of the variables that values of `env` take from our own environment, as `${NAME}`."""
         return {name for value in self.env.values() for name in REFERENCE.findall(value)}
 
+    @field_validator("env")
+    @classmethod
+    def _are_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise ValueError(f"{name!r} is no name of an environment variable")
+        return value
+
     @field_validator("vllm")
     @classmethod
     def _is_specifier(cls, value: str) -> str:
@@ -135,6 +143,17 @@ class Speculative(Section):
     rejection_sample_method: Literal["standard", "block"] = "standard"
     verification: Annotated[Fixed | Schedule | Adaptive, Field(discriminator="kind")] = Fixed(kind="fixed")
 
+    @model_validator(mode="after")
+    def _schedule_within_k(self) -> Speculative:
+        if isinstance(self.verification, Schedule):
+            highest = max(tokens for _, _, tokens in self.verification.per_batch_size)
+            if highest > self.num_speculative_tokens:
+                raise ValueError(
+                    f"the schedule asks for {highest} tokens, above num_speculative_tokens: "
+                    f"{self.num_speculative_tokens}"
+                )
+        return self
+
 
 class Expectation(Section):
     """A range that a measurement should fall into, for one workload; a sweep reports what falls outside."""
@@ -149,6 +168,13 @@ class Expectation(Section):
     def _range(cls, value: object) -> object:
         if isinstance(value, list):
             return tuple(float(v) if isinstance(v, int) else v for v in value)
+        return value
+
+    @field_validator("acceptance_length", "accuracy")
+    @classmethod
+    def _rises(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not value[0] <= value[1]:
+            raise ValueError("a range goes from the lower number to the higher")
         return value
 
 
@@ -175,7 +201,7 @@ class SweepSettings(Section):
     loads: list[Annotated[int, Field(ge=1)]] = Field([1, 8], min_length=1)
     prompts_per_load: int = Field(32, ge=1)
     output_tokens: int = Field(96, ge=2)
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, le=10, allow_inf_nan=False)
     accuracy_problems: int = Field(100, ge=1)
     accuracy_margin: float = Field(0.05, gt=0, lt=1)
     goal: Literal["latency", "throughput"] = "latency"

@@ -66,6 +66,16 @@ def test_sums_that_contradict_one_another_are_noticed() -> None:
         acceptance_between(parse_metrics(page(BEFORE)), parse_metrics(text))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("} 1020.0", "} NaN"), ("} 2700.0", "} +Inf"), ('"0"} 1020', '"x"} 1020')]
+)
+def test_counters_that_are_no_counts(old: str, new: str) -> None:
+    text = page([(1400, [1020, 720, 470, 290, 200])])
+    assert old in text
+    with pytest.raises(MetricsError):
+        acceptance_between({}, parse_metrics(text.replace(old, new)))
+
+
 def test_without_speculation_the_length_is_one() -> None:
     scrape = parse_metrics("vllm:generation_tokens_total 5.0\n")
     found = acceptance_between(scrape, scrape)

@@ -84,3 +84,29 @@ def test_secrets_reach_the_engine_and_nobody_else(tmp_path: Path) -> None:
     command = rendering.serve_command(profile, "vllm", 1, ["--api-key", "k1", "k2", "--hf-token=k3"])
     text = " ".join(rendering.redacted_command(command))
     assert not any(secret in text for secret in ("k1", "k2", "k3"))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--api_key", "s3cret"],
+        ["--api-ke", "s3cret"],
+        ["--hf-overrides", '{"token": "s3cret"}'],
+        ['--some-config={"a": [{"auth_password": "s3cret"}]}'],
+        ["--endpoint", "http://user:s3cret@host/path"],
+    ],
+)
+def test_secrets_on_the_command_line_in_every_shape(extra: list[str]) -> None:
+    assert "s3cret" not in " ".join(rendering.redacted_command(["vllm", "serve", *extra]))
+
+
+def test_what_is_no_secret_stays_readable() -> None:
+    command = ["--max-num-batched-tokens", "8192", "--tokenizer-mode", "hf", "--hf-overrides", '{"a": 1}']
+    assert rendering.redacted_command(command) == command
+
+
+def test_secret_variables_by_name_and_in_urls(tmp_path: Path) -> None:
+    sets = ["engine.env={MY_PASSWD: s3cret, HTTPS_PROXY: 'http://u:s3cret@h', PLAIN: visible}"]
+    profile = load(tmp_path, sets=sets).profile
+    shown = rendering.added_environment(profile, rendering.engine_environment(profile, Path("s"), {}))
+    assert "s3cret" not in json.dumps(shown) and shown["PLAIN"] == "visible"

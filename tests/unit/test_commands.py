@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from dspark_deploy.console import interrupts
-from dspark_deploy.errors import Interrupted
+from dspark_deploy.errors import DSparkError, Interrupted
 from dspark_deploy.serve import patch_rows
 from tests.unit.facts import good_facts
 from tests.unit.profiles import TEXT, write
+from tuning.sweep import _judge
 
 
 def run(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -56,7 +57,7 @@ def test_check_that_refuses(tmp_path: Path, facts: str) -> None:
     write(tmp_path, TEXT.replace(">=0.26", ">=9"))
     done = serve("--profile", "test.yaml", "--facts", facts, "--check", "--json", cwd=tmp_path)
     document = last_json(done)
-    assert done.returncode == 3 and document["verdict"] == "refused"
+    assert done.returncode == 3 and document["verdict"] == "refused" and document["exit_code"] == 3
     (finding,) = document["findings"]  # type: ignore[misc]
     assert set(finding) == {"code", "severity", "message", "where", "remedy", "source"}
     assert (finding["code"], finding["where"]) == ("VLLM_VERSION", "test.yaml:5")
@@ -109,6 +110,8 @@ def test_a_port_in_use_is_refused_before_anything_loads(tmp_path: Path) -> None:
         started = time.monotonic()
         done = serve("--profile", "test.yaml", "--json", cwd=tmp_path)
     assert done.returncode == 3 and f"127.0.0.1:{port} is in use" in done.stderr
+    document = last_json(done)
+    assert document["exit_code"] == 3 and "PORT_IN_USE" in json.dumps(document["findings"])
     assert time.monotonic() - started < 30, "nothing was loaded"
 
 
@@ -121,6 +124,8 @@ def test_a_port_in_use_is_refused_before_anything_loads(tmp_path: Path) -> None:
         (("--draft-sample-method", "best"), "'greedy' or 'probabilistic'"),
         (("--goal", "speed"), "'latency' or 'throughput'"),
         (("--storage", "mysql://x"), "sqlite:///FILE"),
+        (("--storage", "sqlite:///"), "sqlite:///FILE"),
+        (("--set", "engine.args.api-key=x"), "sends none"),
         (("--set", "sweep.workload=random"), "there is no workload 'random'"),
     ],
 )
@@ -130,6 +135,46 @@ def test_sweep_refuses_before_it_boots(tmp_path: Path, arguments: tuple[str, ...
     assert done.returncode == 2, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr
     assert last_json(done)["exit_code"] == 2
+
+
+def test_what_nothing_foresaw_still_gives_a_document(tmp_path: Path) -> None:
+    program = (
+        "import typer; from dspark_deploy.console import run_app\n"
+        "app = typer.Typer(pretty_exceptions_enable=False)\n"
+        "@app.command()\n"
+        "def broken(json: bool = False) -> None:\n"
+        "    raise ZeroDivisionError('never foreseen')\n"
+        "run_app(app, 'broken')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "Traceback" in done.stderr
+    assert last_json(done)["error"] == "a fault of ours: ZeroDivisionError: never foreseen"
+
+
+def cell(label: str, k: int, **rest: object) -> dict[str, object]:
+    return {"configuration": label, "num_speculative_tokens": k, **rest}
+
+
+@pytest.mark.parametrize(
+    ("cells", "code"),
+    [
+        ([cell("k5", 5, state="complete", accurate=True)], 0),
+        ([cell("k5", 5, state="complete", accurate=False)], 7),
+        ([cell("k5", 5, state="failed", reason="it died")], 1),
+        ([], 0),
+    ],
+)
+def test_the_verdict_on_a_sweep(cells: list[dict[str, object]], code: int) -> None:
+    settings = {"accuracy_margin": 0.05, "accuracy_problems": 100}
+    result = {"cells": [cell("none", 0, state="complete", accurate=True), *cells], "settings": settings}
+    try:
+        _judge(result)
+    except DSparkError as error:
+        assert error.exit_code == code and error.document == result
+    else:
+        assert code == 0
 
 
 def test_one_signal_raises_and_handlers_come_back() -> None:

@@ -50,6 +50,11 @@ def test_failed_requests_void_a_load(changes: dict[str, object]) -> None:
         read_result(bench(**changes), 1)
 
 
+def test_a_load_without_any_tpot_is_void() -> None:
+    with pytest.raises(LoadFailedError, match="no answer has two tokens"):
+        read_result(bench(output_lens=[1, 1, 0]), 1)
+
+
 def test_a_measurement_survives_json() -> None:
     made = measurement({1: [3.0, 4.0], 8: [5.0, 6.0]}, k=3)
     again = Measurement.from_json(json.loads(json.dumps(made.as_json())))

@@ -126,6 +126,8 @@ def test_facts_survive_a_file(tmp_path: Path) -> None:
         '{"python": "3", "versions": {}, "wrong": 1}',
         '{"python": "3", "versions": [1]}',
         '{"python": "3", "versions": {}, "gpus": 3}',
+        '{"python": "3", "versions": {}, "port_free": "no"}',
+        "[" * 100_000,
         '{"python": "3", "versions": {}, "environment": "x"}',
         '{"python": "3", "versions": {}, "model": {"name": "x", "config": [1]}}',
     ],

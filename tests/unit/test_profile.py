@@ -57,6 +57,16 @@ def test_all_faults_at_once_with_line_and_remedy(tmp_path: Path) -> None:
         ('">=0.26"', "newest", "'newest' is not a version range"),
         ("num_speculative_tokens: 5", "num_speculative_tokens: 0", "greater than or equal to 1"),
         ("model: {path: /models/target}", "", "model: is required and missing"),
+        ("  port: 8123", "  env: {'A=B': x}", "'A=B' is no name of an environment variable"),
+        ("  port: 8123", '  host: "x\\0"', "test.yaml:6: a NUL character"),
+        ("name: test", "name: " + "[" * 5000, "nested too deeply"),
+        ("name: test", "name: test\nsweep: {temperature: .inf}", "sweep.temperature"),
+        ("name: test", "name: test\nexpect: [{workload: x, accuracy: [0.9, 0.1]}]", "from the lower number"),
+        (
+            "num_speculative_tokens: 5",
+            "num_speculative_tokens: 5\n  verification: {kind: schedule, per_batch_size: [[1, 4, 15]]}",
+            "asks for 15 tokens, above num_speculative_tokens: 5",
+        ),
         ("hardware: {platform: cpu}", "hardware: {1: cpu}", "key '1' is not text"),
         (
             "num_speculative_tokens: 5",
@@ -98,6 +108,20 @@ def test_set_overrides_and_is_named_in_faults(tmp_path: Path) -> None:
     found = faults(tmp_path, TEXT, ["speculative.num_speculative_tokens=many"])
     assert found[0].startswith("--set speculative.num_speculative_tokens: ")
     assert "write path=value" in faults(tmp_path, TEXT, ["nonsense"])[0]
+
+
+def test_a_rejected_secret_is_not_repeated(tmp_path: Path) -> None:
+    for assignment in ("engine.env.FOO=[s3cret]", "engine.args.api-key=[[s3cret]]"):
+        assert "s3cret" not in "\n".join(faults(tmp_path, TEXT, [assignment]))
+
+
+def test_one_fault_for_one_mistake_in_a_union(tmp_path: Path) -> None:
+    assert len(faults(tmp_path, TEXT, ["engine.args.x=[[1]]"])) == 1
+
+
+def test_given_values_are_taken_as_they_are(tmp_path: Path) -> None:
+    loaded = load_profile(write(tmp_path), given={"model.path": "C#x #y: 123"})
+    assert loaded.profile.model.path == "C#x #y: 123"
 
 
 def test_revised_changes_a_copy(tmp_path: Path) -> None:

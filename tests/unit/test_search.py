@@ -123,9 +123,32 @@ def test_optuna_honours_the_accuracy_constraint(tmp_path: Path) -> None:
     ("name", "text"), [("identity.json", "{"), ("identity.json", "[1]"), ("study.db", "x" * 99)]
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, text: str) -> None:
+    open_study(tmp_path)
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=name):
         open_study(tmp_path)
+
+
+def test_a_study_whose_identity_is_gone_is_refused(tmp_path: Path) -> None:
+    open_study(tmp_path)
+    (tmp_path / "identity.json").unlink()
+    with pytest.raises(InputError, match="is gone"):
+        open_study(tmp_path)
+
+
+def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
+    study = open_study(tmp_path, [REFERENCE])
+    _, trial = next(study.owed())
+    trial.set_user_attr("measurement", "{}")
+    study._study.tell(trial, [1.0, 1.0])
+    with pytest.raises(InputError, match="damaged"):
+        study.outcomes()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///", "journal:///", "sqlite:///:memory:"])
+def test_a_storage_that_keeps_nothing_is_refused(url: str) -> None:
+    with pytest.raises(InputError, match="journal:///FILE"):
+        open_storage(url)
 
 
 def test_storage_urls(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dspark_deploy.errors import InputError
+from dspark_deploy.errors import FileError, InputError
 from dspark_deploy.launch.rundir import new_run_directory, write_atomically
 from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.schema import Expectation, SweepSettings
@@ -127,7 +127,7 @@ def test_atomic_write_leaves_the_old_file_or_the_new(tmp_path: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(FileError, match="No space"):
         write_atomically(path, "new")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
