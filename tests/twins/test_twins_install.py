@@ -11,7 +11,7 @@ import pytest
 from pairs import TWINS, kernel
 
 from dspark_deploy.plugin import process
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, install
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, SHORTCUTS, install
 from dspark_deploy.plugin.cpu_engine.twins.fingerprint import fingerprint
 from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED, TwinKernel, rebind
 from dspark_deploy.plugin.registry import Registry, State
