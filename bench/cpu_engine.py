@@ -50,6 +50,23 @@ def median(rounds: list[Round], name: str, batch: str, measure: str, over: str |
     )
 
 
+def quartiles(runs: list[Round], name: str, batch: str, measure: str, over: str) -> list[float]:
+    """How far the rounds' ratios lie apart: the quarter below the first, and the quarter above the last."""
+    ratios = [one[name][batch][measure] / one[over][batch][measure] for one in runs]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return [round(low, 3), round(high, 3)]
+
+
+def spread(runs: list[Round], best_k: int) -> dict[str, Any]:
+    """Quartiles of the two ratios that have targets."""
+    return {
+        "v2_over_v1_step_quartiles": {
+            str(batch): quartiles(runs, "v2", str(batch), "step_ms", "v1") for batch in BATCHES
+        },
+        "best_k_speedup_batch1_quartiles": quartiles(runs, f"k={best_k}", "1", "tokens_per_s", "v2"),
+    }
+
+
 def document(rounds: list[Round]) -> dict[str, Any]:
     """The final document. `v2_over_v1_step` (of the worse batch) and `best_k_speedup_batch1` have targets."""
     by_k = [name for name in rounds[0] if name.startswith("k=")]
@@ -77,6 +94,8 @@ def document(rounds: list[Round]) -> dict[str, Any]:
         {name: {batch: _plain(measured) for batch, measured in run.items()} for name, run in one.items()}
         for one in rounds
     ]
+    if len(rounds) > 1:
+        result |= spread(rounds, result["best_k_batch1"])
     return result | {"table": table, "rounds": len(rounds), "runs": runs}
 
 

@@ -11,7 +11,7 @@ import pytest
 from pairs import TWINS, kernel
 
 from dspark_deploy.plugin import process
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, install
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, SHORTCUTS, install
 from dspark_deploy.plugin.cpu_engine.twins.fingerprint import fingerprint
 from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED, TwinKernel, rebind
 from dspark_deploy.plugin.registry import Registry, State
@@ -126,6 +126,13 @@ def asking_worker(monkeypatch, tmp_path, **settings):
     monkeypatch.setattr(CpuPlatform, "register_triton_kernel_overrides", classmethod(lambda cls: None))
     name = "apply_top_k_top_p_triton"
     monkeypatch.setattr(topk_topp_sampler, name, getattr(topk_topp_sampler, name))
+    for shortcut in SHORTCUTS:
+        owner, name = install._owner(shortcut)
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, original)
+        for module in list(sys.modules.values()):
+            if module is not owner and getattr(module, "__dict__", {}).get(name) is original:
+                monkeypatch.setattr(module, name, original)
     return registry, CpuPlatform
 
 
@@ -141,6 +148,9 @@ def test_a_worker_that_asks_for_overrides_gets_the_twins(monkeypatch, tmp_path):
         assert len(states) == len(CATALOGUE)
         assert set(states.values()) == {State.APPLIED}
         assert all(isinstance(install._kernel(twin), TwinKernel) for twin in CATALOGUE)
+        shortcuts = [record for record in registry.records if record.name.startswith("shortcut:")]
+        assert [record.state for record in shortcuts] == [State.APPLIED] * len(SHORTCUTS)
+        assert all(hasattr(getattr(*install._owner(shortcut)), "__wrapped__") for shortcut in SHORTCUTS)
     finally:
         for name, twin in TWINS.items():
             installed = install._kernel(twin)

@@ -22,6 +22,24 @@ class Twin:
     fingerprint: str
 
 
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """`function` is the qualified name of a function or method of vLLM's, `wrapper` wraps it with ours."""
+
+    function: str
+    wrapper: str
+    fingerprint: str
+
+
+SHORTCUTS: tuple[Shortcut, ...] = (
+    Shortcut(f"{_REJECTION}.rejection_sample", "greedy:rejection_sample", "4e7a4cd83ebeb20b"),
+    Shortcut(
+        f"{_GPU}.spec_decode.dspark.speculator.DSparkSpeculator._sample_sequential",
+        "greedy:sample_sequential",
+        "e3219e9ed19161d6",
+    ),
+)
+
 CATALOGUE: tuple[Twin, ...] = (
     Twin(f"{_GPU}.buffer_utils._apply_write_kernel", "tables:apply_write", "2adf220c0fec792d"),
     Twin(f"{_GPU}.block_table._gather_block_tables_kernel", "tables:gather_block_tables", "cf644021197aea1e"),

@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def fingerprint(kernel: Any) -> str:
-    """Sixteen hexadecimal digits. Raises OSError where the source can't be read."""
+def fingerprint(target: Any) -> str:
+    """Of a kernel, or of a plain function's own source: sixteen hexadecimal digits.
+
+    Raises OSError where the source can't be read.
+    """
     digest = hashlib.sha256()
-    for part in _parts(kernel, set()):
+    is_kernel = hasattr(target, "fn")
+    for part in _parts(target, set()) if is_kernel else [textwrap.dedent(inspect.getsource(target))]:
         digest.update(part.encode())
         digest.update(b"\0")
     return digest.hexdigest()[:16]

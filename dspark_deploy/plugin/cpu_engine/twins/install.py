@@ -1,4 +1,4 @@
-"""The patches that put the twins in their kernels' places."""
+"""The patches that put the twins in their kernels' places, and the shortcuts around vLLM's functions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import importlib
 import inspect
 from typing import Any
 
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, Twin
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, SHORTCUTS, Shortcut, Twin
 from dspark_deploy.plugin.cpu_engine.twins.launcher import TwinKernel, rebind
 from dspark_deploy.plugin.registry import READY, Patch, Verdict, refused, upstream
 
 
 def patches() -> list[Patch]:
-    """One patch for each twin of the catalogue."""
-    return [
+    """One patch for each twin of the catalogue, and one for each shortcut."""
+    twins = [
         Patch(
             f"twin:{twin.kernel.rsplit('.', 1)[1]}",
             twin.kernel,
@@ -24,6 +24,17 @@ def patches() -> list[Patch]:
         )
         for twin in CATALOGUE
     ]
+    shortcuts = [
+        Patch(
+            f"shortcut:{shortcut.wrapper.split(':')[1]}",
+            shortcut.function,
+            "a greedy step without the small calls around its kernels",
+            functools.partial(_examine_shortcut, shortcut),
+            functools.partial(_install_shortcut, shortcut),
+        )
+        for shortcut in SHORTCUTS
+    ]
+    return twins + shortcuts
 
 
 def _kernel(twin: Twin) -> Any:
@@ -34,7 +45,11 @@ def _kernel(twin: Twin) -> Any:
 
 def function(twin: Twin) -> Any:
     """Our function for `twin`."""
-    module, attribute = twin.twin.split(":")
+    return _ours(twin.twin)
+
+
+def _ours(name: str) -> Any:
+    module, attribute = name.split(":")
     return getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
 
 
@@ -67,3 +82,42 @@ def _install(twin: Twin) -> str:
     kernel = _kernel(twin)
     count = rebind(kernel, TwinKernel(kernel, function(twin)))
     return f"modules that now launch it: {count}"
+
+
+def _owner(shortcut: Shortcut) -> tuple[Any, str]:
+    """The module or class that holds vLLM's function, and the function's name there. Imports the module."""
+    path, name = shortcut.function.rsplit(".", 1)
+    module, _, attribute = path.rpartition(".")
+    if attribute[:1].isupper():
+        return getattr(importlib.import_module(module), attribute, None), name
+    return importlib.import_module(path), name
+
+
+def _examine_shortcut(shortcut: Shortcut) -> Verdict:
+    from dspark_deploy.plugin.cpu_engine.twins.fingerprint import fingerprint
+
+    try:
+        owner, name = _owner(shortcut)
+    except ModuleNotFoundError as error:
+        return refused(f"there is no module {error.name}")
+    original = getattr(owner, name, None)
+    if original is None:
+        return refused("vLLM has no such function")
+    if hasattr(original, "__wrapped__"):
+        return upstream("the function is wrapped already")
+    found = fingerprint(original)
+    if found != shortcut.fingerprint:
+        return refused(
+            f"its source has the fingerprint {found}, and the shortcut was written for {shortcut.fingerprint}"
+        )
+    return READY
+
+
+def _install_shortcut(shortcut: Shortcut) -> str:
+    owner, name = _owner(shortcut)
+    original = getattr(owner, name)
+    wrapper = _ours(shortcut.wrapper)(original)
+    if inspect.isclass(owner):
+        setattr(owner, name, wrapper)
+        return "its class's method is wrapped"
+    return f"modules that now call it: {rebind(original, wrapper)}"

@@ -10,7 +10,7 @@ launch then goes to the interpreted kernel.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -37,20 +37,17 @@ class TwinKernel:
             self.kernel[grid](*args, **kwargs)
 
 
-def references(kernel: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where vLLM's loaded modules hold `kernel`: its own module, and those that imported it by name."""
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("vllm."):
-            continue
-        namespace = getattr(module, "__dict__", {})
-        attribute = kernel.fn.__name__
-        if namespace.get(attribute) is kernel:
-            yield namespace, attribute
+def rebind(original: Any, replacement: Any) -> int:
+    """Point every reference to a kernel or function at `replacement`; returns how many there were.
 
-
-def rebind(kernel: Any, replacement: Any) -> int:
-    """Point every reference to `kernel` at `replacement`; returns how many there were."""
-    holders = list(references(kernel))
-    for namespace, attribute in holders:
-        namespace[attribute] = replacement
+    References are those of vLLM's loaded modules: its own, and those that imported it by its name.
+    """
+    name = original.__name__
+    holders = [
+        module.__dict__
+        for module_name, module in list(sys.modules.items())
+        if module_name.startswith("vllm.") and getattr(module, "__dict__", {}).get(name) is original
+    ]
+    for namespace in holders:
+        namespace[name] = replacement
     return len(holders)
