@@ -1,8 +1,13 @@
-"""`dspark-serve` as a child process, waited for until it is ready, and looked at afterwards."""
+"""`dspark-serve` as a child process, waited for until it is ready, and looked at afterwards.
+
+`DSPARK_ENGINE_TESTS_SET=path=value` in the environment is one more `--set` for every engine of these tests;
+`bench/cpu_before_after.py` times them so with the kernel twins switched off.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +21,9 @@ import httpx
 import psutil
 
 READY_TIMEOUT_S = 300
+EXTRA_SET = (
+    ["--set", os.environ["DSPARK_ENGINE_TESTS_SET"]] if "DSPARK_ENGINE_TESTS_SET" in os.environ else []
+)
 
 
 class Served:
@@ -26,7 +34,7 @@ class Served:
         self._stdout = folder / "stdout"
         self.stderr = folder / "stderr"
         command = [sys.executable, "-m", "dspark_deploy.serve", "--profile", "cpu-tiny.yaml"]
-        command += ["--set", "engine.port=0", "--json", "--quiet", *arguments]
+        command += ["--set", "engine.port=0", "--json", "--quiet", *EXTRA_SET, *arguments]
         with self._stdout.open("w") as out, self.stderr.open("w") as err:
             self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err)
         self.ready: dict[str, Any] = {}

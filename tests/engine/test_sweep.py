@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dspark_deploy.profile import load_profile
-from tests.engine.served import all_gone
+from tests.engine.served import EXTRA_SET, all_gone
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -23,6 +23,7 @@ SWEEP = [
     *("--num-speculative-tokens", "none,5", "--draft-sample-method", "greedy"),
     *("--loads", "1,8", "--prompts-per-load", "16", "--accuracy-problems", "100"),
     *("--accuracy-margin", "0.06"),
+    *EXTRA_SET,
 ]
 
 
