@@ -66,7 +66,7 @@ def main() -> None:
     for measure in ("wall_s", "cpu_s"):
         means = {arm: sum(one[measure] for one in runs) / len(runs) for arm, runs in arms.items()}
         document[f"factor_{measure.removesuffix('_s')}"] = round(means["without"] / means["with"], 2)
-    document |= cpu_case.machine()
+    document |= {key: value for key, value in cpu_case.machine().items() if key != "omp_num_threads"}
     if options.out:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
