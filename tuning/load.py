@@ -119,7 +119,7 @@ def read_result(document: dict[str, Any], concurrency: int) -> LoadResult:
         )
     if not any(count > 1 for count in document["output_lens"]):
         raise LoadFailedError("no answer has two tokens, so there is no TPOT; does the model stop at once?")
-    rows = zip(document["latencies"], document["ttfts"], document["output_lens"], strict=True)
+    rows = zip(_latencies(document), document["ttfts"], document["output_lens"], strict=True)
     return LoadResult(
         concurrency=concurrency,
         requests=document["completed"],
@@ -129,3 +129,11 @@ def read_result(document: dict[str, Any], concurrency: int) -> LoadResult:
         ttft_ms=[value * 1000 for value in document["ttfts"]],
         tpot_ms=[request_tpot_ms(*row) for row in rows],
     )
+
+
+def _latencies(document: dict[str, Any]) -> list[float]:
+    """Seconds per request. vLLM before 0.28 writes only the first token's and the gaps between chunks."""
+    if "latencies" in document:
+        return list(document["latencies"])
+    gaps = zip(document["ttfts"], document["itls"], strict=True)
+    return [first + sum(between) for first, between in gaps]

@@ -13,7 +13,7 @@ from dspark_deploy.preflight import Facts
 
 def describe_machine(facts: Facts) -> dict[str, str]:
     """Engine, processor or GPUs, versions and date. A CPU engine is called one wherever its numbers go."""
-    gpus = ", ".join(sorted(set(facts.gpus)))
+    gpus = ", ".join(sorted(set(facts.gpu_names or facts.gpus)))
     return {
         "engine": f"{facts.vllm_distribution} {facts.vllm_version}",
         "hardware": f"{len(facts.gpus)} x {gpus}" if gpus else f"CPU engine: {_processor()}",

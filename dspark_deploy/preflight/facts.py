@@ -35,7 +35,8 @@ VARIABLES = ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE", "VLLM_USE_V2_MODEL_RUNNER")
 class Facts:
     """One machine, seen by one profile.
 
-    `versions` holds installed distributions only. `gpus` lists architecture names, one per GPU, and
+    `versions` holds installed distributions only. `gpus` lists architecture names, one per GPU (`gfx950`,
+    `sm90`; `nvidia` where only the driver is known), `gpu_names` the products where a driver tells them, and
     `gpu_platform` is `rocm`, `cuda` or empty. `torchvision_error` is the last line of its failed import.
     `port_free` is None where it was not probed; `host_error` says why the host can't be listened on.
     `environment` holds only variables that steer vLLM's plugins, never a secret; `unset` names variables
@@ -46,6 +47,7 @@ class Facts:
     versions: dict[str, str]
     gpu_platform: str = ""
     gpus: list[str] = field(default_factory=list)
+    gpu_names: list[str] = field(default_factory=list)
     torchvision_error: str = ""
     port_free: bool | None = None
     host_error: str = ""
@@ -95,7 +97,7 @@ class Facts:
 def probe(profile: Profile) -> Facts:
     """Probe this machine for what `profile` needs."""
     versions = _versions()
-    gpu_platform, gpus = _gpus()
+    gpu_platform, gpus, gpu_names = _gpus()
     port_free, host_error = _bind(profile.engine.host, profile.engine.port)
     speculative = profile.speculative
     draft = speculative.draft if speculative else None
@@ -104,6 +106,7 @@ def probe(profile: Profile) -> Facts:
         versions=versions,
         gpu_platform=gpu_platform,
         gpus=gpus,
+        gpu_names=gpu_names,
         torchvision_error=_torchvision_error(versions),
         port_free=port_free,
         host_error=host_error,
@@ -124,8 +127,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _gpus() -> tuple[str, list[str]]:
-    """AMD's kernel driver names each GPU's architecture in sysfs; NVIDIA's names its GPUs under /proc."""
+def _gpus() -> tuple[str, list[str], list[str]]:
+    """Platform, architectures and products. AMD's kernel driver names architectures in sysfs."""
     amd = []
     for properties in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")):
         values = dict(line.split(None, 1) for line in properties.read_text().splitlines() if " " in line)
@@ -133,9 +136,30 @@ def _gpus() -> tuple[str, list[str]]:
         if target:  # 90402 is gfx942: major, minor, stepping in hexadecimal
             amd.append(f"gfx{target // 10000}{target // 100 % 100}{target % 100:x}")
     if amd:
-        return "rocm", amd
+        return "rocm", amd, []
+    architectures, names = _nvidia()
+    return ("cuda" if architectures else ""), architectures, names
+
+
+def _nvidia() -> tuple[list[str], list[str]]:
+    """What NVML says, where its Python binding is installed; else what the kernel driver has under /proc."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        pass
+    except pynvml.NVMLError:  # the binding is there, and no driver
+        return [], []
+    else:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        capabilities = [pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        pynvml.nvmlShutdown()
+        return [f"sm{major}{minor}" for major, minor in capabilities], names
     nvidia = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    return ("cuda", ["nvidia"] * len(nvidia)) if nvidia else ("", [])
+    models = [line for path in nvidia for line in path.read_text().splitlines() if line.startswith("Model:")]
+    return ["nvidia"] * len(nvidia), [line.partition(":")[2].strip() for line in models]
 
 
 def _torchvision_error(versions: dict[str, str]) -> str:

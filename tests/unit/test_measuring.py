@@ -44,6 +44,12 @@ def test_a_one_token_answer_has_no_tpot_and_is_left_out() -> None:
     assert result.percentile("ttft_ms", 50) == pytest.approx(400.0)
 
 
+def test_gaps_between_chunks_stand_in_for_the_latency_that_older_releases_do_not_write() -> None:
+    older = bench(itls=[[0.03, 0.03, 0.06], [0.8], []])
+    del older["latencies"]
+    assert read_result(older, 1) == read_result(bench(), 1)
+
+
 @pytest.mark.parametrize("changes", [{"errors": ["", "boom", ""]}, {"failed": 1}])
 def test_failed_requests_void_a_load(changes: dict[str, object]) -> None:
     with pytest.raises(LoadFailedError, match="1 requests failed"):

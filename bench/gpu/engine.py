@@ -1,0 +1,70 @@
+"""DSpark on a real GPU: the built-in tiny pair through `dspark-tune sweep`, and which k wins at which load.
+
+    python -m bench.gpu.engine --out bench/results/gpu_engine.json
+
+The sweep is the command a person runs, with the profile `cuda-tiny.yaml`: one boot for each configuration,
+loads 1, 8 and 64, greedy accuracy on 200 problems, greedy answers compared with those of no speculation. It
+goes on where it was stopped, so the benchmark can be run again within the same `--work` folder. The report
+is copied beside the document.
+
+The machine is named in the document; a number holds for that GPU alone, and a model this small says nothing
+about a large one. Not covered: DeepSeek-V4's geometry, adaptive verification, more than one GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def winners(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per load level: the accurate configurations with the lowest TPOT and with the most output tokens/s."""
+    good = [cell for cell in cells if cell["state"] == "complete" and cell["accurate"]]
+    by_load = []
+    for index, load in enumerate(good[0]["loads"]):
+
+        def lowest(measure: str, sign: int, index: int = index) -> str:
+            best = min(good, key=lambda cell: sign * cell["loads"][index][measure])
+            return str(best["configuration"])
+
+        by_load.append(
+            {
+                "concurrency": load["concurrency"],
+                "lowest_tpot": lowest("tpot_ms", 1),
+                "most_tokens_per_s": lowest("output_tokens_per_s", -1),
+            }
+        )
+    return by_load
+
+
+def main() -> None:
+    """Sweep, pick the winners per load, write the document and the report."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="the document; the report lands beside it")
+    parser.add_argument("--work", type=Path, default=Path("runs/gpu-engine"), help="folder of the sweep")
+    parser.add_argument("--profile", default="cuda-tiny.yaml")
+    parser.add_argument("sweep", nargs="*", help="further arguments of dspark-tune sweep, after --")
+    options = parser.parse_args()
+    command = ["-m", "tuning.sweep", "sweep", "--profile", options.profile, "--out", str(options.work)]
+    subprocess.run([sys.executable, *command, *options.sweep], check=True)
+    result = json.loads((options.work / "result.json").read_text())
+    document = {
+        "machine": result["machine"],
+        "command": "python -m bench.gpu.engine --out " + options.out.name,
+        "winners": winners(result["cells"]),
+        "best": result["best"],
+        "cells": result["cells"],
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    shutil.copy(options.work / "report.html", options.out.with_suffix(".html"))
+    print(json.dumps({"machine": document["machine"], "winners": document["winners"]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
