@@ -15,7 +15,7 @@ from typing import Any
 import typer.main
 
 from dspark_deploy import errors, serve
-from dspark_deploy.preflight import rules
+from dspark_deploy.preflight import RULES
 from dspark_deploy.profile import Profile
 from tests.unit.test_writing import result
 from tuning import sweep
@@ -66,12 +66,11 @@ def json_keys(value: Any, path: str = "") -> list[str]:
 
 def surface() -> dict[str, Any]:
     """The whole surface as plain JSON values."""
-    source = Path(rules.__file__).read_text()
     return {
         "dspark-serve": flags(serve.app),
         "dspark-tune": flags(sweep.app),
         "exit_codes": exit_codes(),
-        "finding_codes": sorted(set(re.findall(r'"([A-Z]+(?:_[A-Z]+)+)"', source))),
+        "finding_codes": sorted(code for rule in RULES for code in rule.codes),
         "sweep_json": sorted(set(json_keys(result()))),
         "profile": profile_keys(),
     }
