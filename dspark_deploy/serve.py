@@ -2,6 +2,7 @@
 
     dspark-serve --profile cpu-tiny.yaml --check          what would go wrong, without starting anything
     dspark-serve --profile cpu-tiny.yaml --dry-run        the exact command and environment
+    dspark-serve --profile cpu-tiny.yaml --facts-only     this machine as the preflight sees it, for --facts
     dspark-serve --profile cpu-tiny.yaml                  serve until a signal comes
     dspark-serve --profile cpu-tiny.yaml -- --max-num-seqs 4     flags after -- go to vLLM as they are
 
@@ -44,19 +45,25 @@ def serve(
     sets: Annotated[list[str] | None, typer.Option("--set", help="path=value; may be repeated")] = None,
     facts: Annotated[Path | None, typer.Option(help="JSON facts of another machine; not probed here")] = None,
     check_only: Annotated[bool, typer.Option("--check", help="Only report findings")] = False,
+    facts_only: Annotated[
+        bool, typer.Option("--facts-only", help="Print this machine's facts as JSON")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing")] = False,
     run_dir: Annotated[Path, typer.Option(help="Where run directories are made")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", help="Engine's log only into the run directory")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Last stdout line is one JSON document")] = False,
 ) -> None:
     """Serve a profile with vLLM, once the preflight finds nothing against it."""
-    if check_only and dry_run:
-        raise InputError("--check and --dry-run exclude one another; --dry-run checks as well")
+    if check_only + dry_run + facts_only > 1:
+        raise InputError("--check, --dry-run and --facts-only exclude one another; --dry-run checks as well")
     loaded = load_profile(profile, sets or [], {} if model is None else {"model.path": model})
     console = people(as_json)
-    if facts is not None and not (check_only or dry_run):
+    if facts is not None and not (check_only or dry_run or facts_only):
         raise InputError("--facts describes another machine; use it with --check or --dry-run")
     known = Facts.from_file(facts) if facts else probe(loaded.profile)
+    if facts_only:
+        print_json(known.as_json())
+        return
     findings = check(loaded, known)
     refused = any(finding.severity is Severity.ERROR for finding in findings)
     show_findings(console, findings)
@@ -80,9 +87,7 @@ def serve(
 
 def _dry_run(console: Console, loaded: LoadedProfile, facts: Facts, extra: list[str], as_json: bool) -> None:
     profile = loaded.profile
-    command = rendering.redacted_command(
-        rendering.serve_command(profile, facts.vllm_distribution, profile.engine.port, extra)
-    )
+    command = rendering.redacted_command(rendering.serve_command(profile, facts, profile.engine.port, extra))
     env = rendering.engine_environment(profile, Path("RUN_DIRECTORY/settings.json"), os.environ)
     added = rendering.added_environment(profile, env)
     for name, value in added.items():

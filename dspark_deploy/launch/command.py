@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_deploy.plugin.settings import SETTINGS_ENV
+from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
 from dspark_deploy.profile.schema import REFERENCE, ArgValue, Profile, Speculative
 from dspark_deploy.redaction import REDACTED, is_secret, mask_urls, redacted
@@ -28,17 +29,37 @@ def vllm_program(distribution: str) -> list[str]:
     return [sys.executable, "-m", module]
 
 
-def serve_command(profile: Profile, distribution: str, port: int, extra: list[str]) -> list[str]:
+def serve_command(profile: Profile, facts: Facts, port: int, extra: list[str]) -> list[str]:
     """`vllm serve ...` for the profile. `extra` comes from the person, after `--`, and has the last word."""
     engine = profile.engine
-    command = [*vllm_program(distribution), "serve", resolve(profile.model.path)]
+    command = [*vllm_program(facts.vllm_distribution), "serve", resolve(profile.model.path)]
     command += ["--host", engine.host, "--port", str(port)]
     command += ["--served-model-name", served_name(profile)]
     if profile.speculative is not None:
-        command += ["--speculative-config", json.dumps(speculative_config(profile.speculative))]
+        command += ["--speculative-config", json.dumps(speculative_config(profile.speculative, facts))]
     for name, value in engine.args.items():
         command += _flag(name, value)
+    sizes = capture_sizes(profile)
+    if sizes:
+        command += ["--cudagraph-capture-sizes", *map(str, sizes)]
     return command + extra
+
+
+def capture_sizes(profile: Profile) -> list[int]:
+    """Tokens of every verification step: the multiples of k+1 up to max-num-seqs * (k+1).
+
+    vLLM's own list holds only some of them, and a step without a graph of its size runs without graphs
+    (vllm#54933). Empty where nothing is captured, where the profile gives sizes of its own, and where it
+    leaves max-num-seqs to vLLM.
+    """
+    args, speculative = profile.engine.args, profile.speculative
+    sequences = args.get("max-num-seqs")
+    own = "cudagraph-capture-sizes" in args or "max-cudagraph-capture-size" in args
+    eager = profile.hardware.platform == "cpu" or args.get("enforce-eager") is True
+    if speculative is None or own or eager or not isinstance(sequences, int):
+        return []
+    width = speculative.num_speculative_tokens + 1
+    return list(range(width, sequences * width + 1, width))
 
 
 def served_name(profile: Profile) -> str:
@@ -46,8 +67,11 @@ def served_name(profile: Profile) -> str:
     return profile.model.served_name or profile.name
 
 
-def speculative_config(speculative: Speculative) -> dict[str, Any]:
-    """vLLM's `--speculative-config`. k is always written, since engines default it differently."""
+def speculative_config(speculative: Speculative, facts: Facts) -> dict[str, Any]:
+    """vLLM's `--speculative-config`. k is always written, since engines default it differently.
+
+    So is adaptive verification, where the engine knows the field: older ones stop at it.
+    """
     config: dict[str, Any] = {"method": speculative.method}
     if speculative.draft:
         config["model"] = resolve(speculative.draft)
@@ -57,8 +81,10 @@ def speculative_config(speculative: Speculative) -> dict[str, Any]:
     verification = speculative.verification
     if verification.kind == "schedule":
         config["num_speculative_tokens_per_batch_size"] = [list(row) for row in verification.per_batch_size]
-    elif verification.kind == "adaptive":
-        config["enable_adaptive_verification"] = True
+    if verification.kind == "adaptive" or (
+        speculative.method == "dspark" and facts.has("adaptive_verification")
+    ):
+        config["enable_adaptive_verification"] = verification.kind == "adaptive"
     return config
 
 

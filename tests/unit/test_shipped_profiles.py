@@ -1,0 +1,99 @@
+"""The shipped profiles: each loads, and passes on the machine it is for; the recipe is rendered exactly."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dspark_deploy.launch import command as rendering
+from dspark_deploy.preflight import Facts, Severity, check
+from dspark_deploy.preflight.checkpoint import Checkpoint
+from dspark_deploy.profile import load_profile
+from dspark_deploy.profile.loading import find_profile
+from tests.unit.findings import FEATURES
+
+FOLDER = find_profile("cpu-tiny.yaml").parent
+DEPLOYMENTS = sorted(path.name for path in FOLDER.glob("*.yaml") if not path.stem.endswith("-tiny"))
+NOT_OURS = {"--host", "--port", "--served-model-name"}
+
+
+def machine(name: str) -> Facts:
+    """Facts of the machine that a profile is for, with the model's name on the hub."""
+    profile = load_profile(FOLDER / name).profile
+    hardware = profile.hardware
+    assert hardware.arch is not None
+    return Facts(
+        python="3.12",
+        versions={"vllm": "0.33.0", "amd-aiter": "0.1.14", "tilelang": "0.1.12"},
+        gpu_platform=hardware.platform,
+        gpus=[hardware.arch] * hardware.gpus,
+        features=FEATURES,
+        port_free=True,
+        model=Checkpoint(profile.model.path),
+    )
+
+
+def flags(command: list[str]) -> dict[str, list[str]]:
+    """Flag -> values, of what follows the model."""
+    found: dict[str, list[str]] = {}
+    for part in command[command.index("serve") + 2 :]:
+        if part.startswith("--"):
+            found[part] = values = []
+        else:
+            values.append(part)
+    return found
+
+
+def test_the_published_recipe_is_rendered_exactly() -> None:
+    loaded = load_profile(FOLDER / "mi355x-v41-flash.yaml")
+    command = rendering.serve_command(loaded.profile, machine("mi355x-v41-flash.yaml"), 8000, [])
+    rendered = {name: values for name, values in flags(command).items() if name not in NOT_OURS}
+    speculative = json.loads(rendered.pop("--speculative-config")[0])
+    assert command[command.index("serve") + 1] == "deepseek-ai/DeepSeek-V4.1-Flash"
+    assert rendered == {
+        "--tokenizer-mode": ["deepseek_v41"],
+        "--tensor-parallel-size": ["4"],
+        "--gpu-memory-utilization": ["0.9"],
+        "--moe-backend": ["aiter"],
+    }
+    assert speculative == {
+        "method": "dspark",
+        "num_speculative_tokens": 5,
+        "draft_sample_method": "probabilistic",
+        "rejection_sample_method": "block",
+        "enable_adaptive_verification": False,
+    }
+    assert loaded.profile.engine.env == {
+        "VLLM_ENGINE_READY_TIMEOUT_S": "3600",
+        "VLLM_ROCM_USE_AITER": "1",
+        "VLLM_ROCM_USE_AITER_MOE": "1",
+        "AITER_TRITON_LOG_LEVEL": "ERROR",
+        "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",
+    }
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_profile_passes_on_the_machine_it_is_for(name: str) -> None:
+    found = check(load_profile(FOLDER / name), machine(name))
+    assert [str(finding) for finding in found if finding.severity is not Severity.NOTE] == []
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_profile_names_its_sources(name: str) -> None:
+    text = (FOLDER / name).read_text()
+    assert text.startswith("#"), "a comment says what the profile is"
+    assert re.search(r"Sources?\b|recipe|architecture", text), "and where its settings come from"
+    assert load_profile(FOLDER / name).profile.name == Path(name).stem
+
+
+def test_every_verification_step_of_a_known_batch_has_a_graph() -> None:
+    loaded = load_profile(FOLDER / "cuda-tiny.yaml", ["engine.args.max-num-seqs=4"])
+    rendered = flags(rendering.serve_command(loaded.profile, machine("h200-v41-flash.yaml"), 8000, []))
+    assert rendered["--cudagraph-capture-sizes"] == ["6", "12", "18", "24"]
+    plain = loaded.revised({"speculative": None})
+    assert rendering.capture_sizes(plain.profile) == [], "without drafts vLLM's own list is right"
+    own = loaded.revised({"engine.args.max-cudagraph-capture-size": 24})
+    assert rendering.capture_sizes(own.profile) == [], "the profile has the last word"
