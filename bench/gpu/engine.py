@@ -42,6 +42,21 @@ def winners(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return by_load
 
 
+def read(work: Path, out: Path) -> dict[str, Any]:
+    """The document of a concluded sweep. A configuration that the machine's time did not reach is named."""
+    result = json.loads((work / "result.json").read_text())
+    measured = {cell["num_speculative_tokens"] for cell in result["cells"]}
+    asked = result["settings"]["space"]["num_speculative_tokens"]
+    return {
+        "machine": result["machine"],
+        "command": f"python -m bench.gpu.engine --out bench/results/{out.name}",
+        "winners": winners(result["cells"]),
+        "best": result["best"],
+        "not_measured": [k for k in asked if (0 if k == "none" else k) not in measured],
+        "cells": result["cells"],
+    }
+
+
 def main() -> None:
     """Sweep, pick the winners per load, write the document and the report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -52,14 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     command = ["-m", "tuning.sweep", "sweep", "--profile", options.profile, "--out", str(options.work)]
     subprocess.run([sys.executable, *command, *options.sweep], check=True)
-    result = json.loads((options.work / "result.json").read_text())
-    document = {
-        "machine": result["machine"],
-        "command": "python -m bench.gpu.engine --out " + options.out.name,
-        "winners": winners(result["cells"]),
-        "best": result["best"],
-        "cells": result["cells"],
-    }
+    document = read(options.work, options.out)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     shutil.copy(options.work / "report.html", options.out.with_suffix(".html"))

@@ -399,7 +399,7 @@ def main() -> None:
         return
 
     document: dict[str, Any] = {
-        "command": f"python -m bench.gpu.kernels --out {arguments.out}",
+        "command": f"python -m bench.gpu.kernels --out bench/results/{arguments.out.name}",
         "date": time.strftime("%Y-%m-%d"),
         "machine": {
             "gpu": torch.cuda.get_device_name(),
