@@ -185,6 +185,8 @@ class Models:
             if hasattr(model, "_select_dsv4_attn_cls"):
                 model._select_dsv4_attn_cls = lambda _config: Attention
             model.DeepseekV4MoE = Experts
+            if device == "meta":  # torch decomposes the norm for meta tensors, at several times all else
+                model.RMSNorm.forward = lambda _self, x, *_rest: x
             config = _config(self.vllm_config, hf_config(hidden), max_tokens)
             draft.get_current_vllm_config = lambda: config
             before = torch.get_default_dtype()
