@@ -6,6 +6,8 @@
 
     closure    build target and draft of each family, warm, then run both at every token count
     native     the reference arm: the draft's forward with the patched tail, against the unpatched function
+    tail       the keys that the draft's tail alone asks for
+    states     load the drafts' modules, and nothing more
     lowering   compile two kernels for real up to HIP source, with the device compiler stubbed
 """
 
@@ -26,13 +28,14 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     simulated.start(asked["arch"], asked["aiter"])
     if asked.get("edit"):
-        _edit_source(asked["edit"])
+        _edit_source(asked["edit"], Path(asked["folder"]))
     import dspark_deploy.plugin as plugin
 
     if not asked.get("without_plugin"):
         plugin.general_hook()
     _take_out(asked.get("without", []))
-    document = {"closure": _closure, "native": _native, "lowering": _lowering}[asked["case"]](asked)
+    cases = {"closure": _closure, "native": _native, "lowering": _lowering, "tail": _tail, "states": _states}
+    document = cases[asked["case"]](asked)
     from dspark_deploy.plugin import process
 
     document["patches"] = {r.name: {"state": r.state, "detail": r.detail} for r in process._registry.records}
@@ -51,19 +54,12 @@ def _take_out(names: list[str]) -> None:
         _finder.waiting.pop(name, None)
 
 
-def _edit_source(edit: dict[str, str]) -> None:
+def _edit_source(edit: dict[str, str], folder: Path) -> None:
     """Serve one of vLLM's modules from an edited source: another vLLM than the patch was written for."""
     import importlib.machinery
+    import importlib.util
 
     name = edit["module"]
-
-    class Edited(importlib.machinery.SourceFileLoader):
-        def get_data(self, path: str) -> bytes:
-            data = super().get_data(path)
-            if path.endswith(".py"):
-                assert edit["old"].encode() in data, f"{name}: nothing to edit"
-                return data.replace(edit["old"].encode(), edit["new"].encode())
-            raise OSError("no bytecode of an edited source")
 
     class Finder:
         def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
@@ -71,8 +67,10 @@ def _edit_source(edit: dict[str, str]) -> None:
                 return None
             found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
             assert found is not None and found.origin is not None
-            copy = Path(edit["folder"]) / Path(found.origin).name  # `inspect.getsource` reads the file
-            copy.write_text(Path(found.origin).read_text().replace(edit["old"], edit["new"]))
+            source = Path(found.origin).read_text()
+            assert edit["old"] in source, f"{name}: nothing to edit"
+            copy = folder / Path(found.origin).name  # a file, since `inspect.getsource` reads it
+            copy.write_text(source.replace(edit["old"], edit["new"]))
             loader = importlib.machinery.SourceFileLoader(fullname, str(copy))
             return importlib.util.spec_from_file_location(fullname, copy, loader=loader)
 
@@ -138,7 +136,10 @@ def _closure(asked: dict[str, Any]) -> dict[str, Any]:
                 "sweep_seconds": round(time.perf_counter() - started, 2),
             }
             process_compiles.records.clear()
-    return {"families": families, "flags": _flags(), "runner": _load_runner(asked)}
+    from dspark_deploy.plugin.amd.token_counts import dispatch_constants
+
+    constants = sorted(dispatch_constants())
+    return {"families": families, "constants": constants, "flags": _flags(), "runner": _load_runner(asked)}
 
 
 def _flags() -> dict[str, bool]:
@@ -189,8 +190,53 @@ def _native(asked: dict[str, Any]) -> dict[str, Any]:
     return {"native": results, "flags": _flags()}
 
 
+def _tail(asked: dict[str, Any]) -> dict[str, Any]:
+    """Call the name that the draft's forward calls, on tensors of its shapes, after a draft was built."""
+    import torch
+
+    requested = _stub_kernels()
+    models = simulated.Models("deepseek_v41", 5120, "meta", 64)
+    x = torch.zeros(5, 5120, dtype=torch.bfloat16, device="meta")
+    streams = torch.zeros(5, 4, 5120, dtype=torch.bfloat16, device="meta")
+    requested.clear()
+    with torch.inference_mode():
+        models.draft_module.mhc_post_torch(
+            x, streams, torch.zeros(5, 4, 1, device="meta"), torch.zeros(5, 4, 4, device="meta")
+        )
+    return {"tail": {"keys": sorted(f"{kernel}{key[0]}" for kernel, key in requested)}}
+
+
+def _states(asked: dict[str, Any]) -> dict[str, Any]:
+    for family in filter(simulated.has_family, asked["families"]):
+        importlib.import_module(f"vllm.models.{family}.amd.dspark")
+    return {}
+
+
 def _lowering(asked: dict[str, Any]) -> dict[str, Any]:
-    raise NotImplementedError
+    """TileLang's own lowering. The device compiler is a stub, so nothing here can be launched."""
+    from dspark_deploy.plugin.amd.compiles import Phase, process_compiles
+    from dspark_deploy.plugin.amd.layer_pass import LayerPass
+    from dspark_deploy.plugin.amd.requests import recording
+    from dspark_deploy.plugin.amd.warmup import compile_all
+
+    sources = simulated.stub_device_compiler()
+    models = simulated.Models("deepseek_v4", asked["hidden"], "meta", 64)
+    draft = LayerPass(models.draft)
+    with recording(draft.operators) as recorded:
+        draft.run(40)
+    chosen = [r for r in recorded.requests.values() if r.kernel in asked["kernels"]]
+    process_compiles.phase = Phase.WARMUP
+    started = time.perf_counter()
+    compiled = compile_all(chosen, process_compiles, asked.get("workers"))
+    seconds = time.perf_counter() - started
+    process_compiles.guard, process_compiles.phase = "error", Phase.SERVING
+    return {
+        "compiled": compiled,
+        "seconds": round(seconds, 2),
+        "sources": sources,
+        "in_runtime_cache": {r.kernel: r.key in r.jit._kernel_cache for r in chosen},
+        "compiles": process_compiles.as_json(),
+    }
 
 
 if __name__ == "__main__":

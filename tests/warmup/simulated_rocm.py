@@ -125,6 +125,10 @@ def _aiter_present() -> None:
     """Answer vLLM's questions about AITER as a current AITER would; its operators are simulated above."""
     import vllm._aiter_ops as aiter_ops
 
+    if (
+        find_spec("vllm.kernels.aiter_ops") is not None
+    ):  # looks for AITER's other operators, and must find none
+        importlib.import_module("vllm.kernels.aiter_ops")
     aiter_ops.is_aiter_found_and_supported = lambda: True
     aiter_ops.rocm_aiter_ops.mhc_fused_post_pre_delayed_prefers_unfused = staticmethod(lambda n: n >= 1024)
     package: Any = types.ModuleType("aiter")
@@ -139,6 +143,21 @@ def _aiter_present() -> None:
     mhc.mhc_pre = mhc.mhc_fused_post_pre = takes_norm
     ops.mhc = mhc
     sys.modules |= {"aiter": package, "aiter.ops": ops, "aiter.ops.mhc": mhc}
+
+
+def stub_device_compiler() -> list[str]:
+    """Put a stub in place of hipcc. Returns the HIP sources that it was given, in order, as they come."""
+    import tilelang  # noqa: F401  # registers its own compiler when it is imported; ours must come after
+    import tvm_ffi
+
+    sources: list[str] = []
+
+    @tvm_ffi.register_global_func("tilelang_callback_hip_compile", override=True)
+    def compile_nothing(code: str, _target: Any) -> bytearray:
+        sources.append(str(code))
+        return bytearray(b"\x7fELF-SIMULATED")
+
+    return sources
 
 
 def has_family(family: str) -> bool:

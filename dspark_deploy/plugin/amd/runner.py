@@ -50,12 +50,20 @@ def _examine(module: ModuleType, class_name: str, methods: dict[str, str]) -> Ve
     """Each method is there, and its code uses the name that shows it does what it is wrapped for."""
     owner = getattr(module, class_name, None)
     for method, used in methods.items():
-        function = inspect.unwrap(getattr(owner, method, None) or (lambda: None))
-        if not hasattr(owner, method):
+        if not callable(getattr(owner, method, None)):
             return refused(f"{module.__name__}.{class_name} has no {method}")
-        if used and used not in function.__code__.co_names:
+        if used and used not in _names(owner, method):
             return refused(f"{class_name}.{method} does not use {used}, so it does something else here")
     return READY
+
+
+def _names(owner: Any, method: str) -> set[str]:
+    """Names that a method's code uses, and those of the methods of its class that it uses."""
+    names = set(inspect.unwrap(getattr(owner, method)).__code__.co_names)
+    for name in list(names):
+        inner = inspect.unwrap(getattr(owner, name, None) or owner)
+        names |= set(getattr(getattr(inner, "__code__", None), "co_names", ()))
+    return names
 
 
 def _install_runner(module: Any, compiles: Compiles, warm: Callable[[Any], None]) -> str:
