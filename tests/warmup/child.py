@@ -101,7 +101,8 @@ def _closure(asked: dict[str, Any]) -> dict[str, Any]:
     requested = _stub_kernels()
     families: dict[str, Any] = {}
     for family in filter(simulated.has_family, asked["families"]):
-        for hidden, max_tokens in asked["hidden"]:
+        for hidden in asked["hidden"]:
+            max_tokens = asked["max_tokens"]
             models = simulated.Models(family, hidden, "meta", max_tokens)
             process_compiles.phase = Phase.WARMUP
             before = len(process_compiles.records)
@@ -117,7 +118,7 @@ def _closure(asked: dict[str, Any]) -> dict[str, Any]:
             started = time.perf_counter()
             for name in ("target", "draft"):
                 requested.clear()
-                for tokens in range(1, max_tokens + 1):
+                for tokens in _swept(asked["every_up_to"], max_tokens):
                     models.run(tokens, name)
                 asked_for[name] = {f"{kernel}{key[0]}" for kernel, key in requested}
             records = process_compiles.records[before:]
@@ -127,6 +128,7 @@ def _closure(asked: dict[str, Any]) -> dict[str, Any]:
                 "warmed_by_model": report.keys,
                 "routes": report.routes,
                 "token_counts": report.token_counts,
+                "swept": len(_swept(asked["every_up_to"], max_tokens)),
                 "asked": {name: sorted(keys) for name, keys in asked_for.items()},
                 "serving_compiles": [
                     [r.kernel, r.key, r.tokens] for r in records if r.phase is Phase.SERVING
@@ -136,10 +138,17 @@ def _closure(asked: dict[str, Any]) -> dict[str, Any]:
                 "sweep_seconds": round(time.perf_counter() - started, 2),
             }
             process_compiles.records.clear()
+    return {"families": families, "flags": _flags(), "runner": _load_runner(asked)}
+
+
+def _swept(every_up_to: int, max_tokens: int) -> list[int]:
+    """Every token count up to the first limit, and around each larger constant of the dispatch code."""
     from dspark_deploy.plugin.amd.token_counts import dispatch_constants
 
-    constants = sorted(dispatch_constants())
-    return {"families": families, "constants": constants, "flags": _flags(), "runner": _load_runner(asked)}
+    counts = {*range(1, min(every_up_to, max_tokens) + 1), max_tokens}
+    for constant in dispatch_constants():
+        counts |= {constant - 1, constant, constant + 1}
+    return sorted(count for count in counts if 1 <= count <= max_tokens)
 
 
 def _flags() -> dict[str, bool]:

@@ -2,7 +2,7 @@
 
     pytest tests/warmup                                     vLLM 0.32.0 and 0.33.0
     DSPARK_DEPLOY_WARMUP=all pytest tests/warmup            0.27.1 and 0.30.0 as well
-    DSPARK_DEPLOY_WARMUP_TOKENS=8192 pytest tests/warmup    every token count up to 8192; minutes more
+    DSPARK_DEPLOY_WARMUP_TOKENS=8192 pytest tests/warmup    all 8192 token counts one by one; many minutes
 
 Needs the CPU engine's environment and, the first time, a network for `tests.support.sources`.
 """
@@ -28,8 +28,9 @@ from tests.warmup.simulated_rocm import environment
 Simulate = Callable[..., dict[str, Any]]
 DEFAULT, REST = ["0.32.0", "0.33.0"], ["0.27.1", "0.30.0"]
 VERSIONS = [*DEFAULT, *(REST if os.environ.get("DSPARK_DEPLOY_WARMUP") == "all" else [])]
-# Above every constant of the dispatch code, which a test asserts.
-MAX_TOKENS = int(os.environ.get("DSPARK_DEPLOY_WARMUP_TOKENS", "1100"))
+MAX_TOKENS = 8192  # max_num_batched_tokens of every simulated engine
+# Swept one by one up to here, and around every larger constant of the dispatch code up to MAX_TOKENS.
+EVERY_UP_TO = int(os.environ.get("DSPARK_DEPLOY_WARMUP_TOKENS", "1100"))
 HIDDEN = (4096, 5120, 7168)
 FAMILIES = ("deepseek_v4", "deepseek_v41")
 
@@ -71,7 +72,7 @@ def simulate_worker(
     **asked: Any,
 ) -> dict[str, Any]:
     """What one simulated worker saw; see `tests.warmup.child`. With `fails`, its error is in `failed`."""
-    asked = {"aiter": False, "families": FAMILIES, **asked}
+    asked = {"aiter": False, "families": FAMILIES, "max_tokens": MAX_TOKENS, **asked}
     seen: dict[str, Any] = json.loads(
         _run(version, arch, guard, provider, platform, json.dumps(asked, sort_keys=True))
     )

@@ -13,7 +13,7 @@ TAIL = "hidden_states = mhc_post_torch(hidden_states, residual, post_mix, res_mi
 
 
 def states(simulate: Simulate, version: str, **asked: Any) -> dict[str, Any]:
-    seen = simulate(version, case="closure", hidden=[[4096, 2]], runner=True, **asked)
+    seen = simulate(version, case="closure", hidden=[4096], max_tokens=2, every_up_to=2, runner=True, **asked)
     return {name: patch["state"] for name, patch in seen["patches"].items()}
 
 
@@ -34,12 +34,14 @@ def test_each_patch_is_in_its_state(simulate: Simulate, version: str) -> None:
 
 
 def test_the_plugin_costs_less_than_50_ms(simulate: Simulate, version: str) -> None:
-    seen = simulate(version, case="closure", hidden=[[4096, 2]], runner=True)
+    seen = simulate(version, case="closure", hidden=[4096], max_tokens=2, every_up_to=2, runner=True)
     assert sum(seen["milliseconds"].values()) < 50, seen["milliseconds"]
 
 
 def test_the_process_report_carries_patches_and_compiles(simulate: Simulate, version: str) -> None:
-    (report,) = simulate(version, case="closure", hidden=[[4096, 2]], runner=True)["reports"]
+    (report,) = simulate(version, case="closure", hidden=[4096], max_tokens=2, every_up_to=2, runner=True)[
+        "reports"
+    ]
     assert {patch["name"] for patch in report["patches"]} >= {"amd-modules", "mhc-provider"}
     assert report["compiles"]["guard"] == "warn"
 
