@@ -6,7 +6,8 @@
 
     closure    build target and draft of each family, warm, then run both at every token count
     native     the reference arm: the draft's forward with the patched tail, against the unpatched function
-    tail       the keys that the draft's tail alone asks for
+    guard      compile while serving and in capture: TileLang's, by the draft's tail, Triton's, AITER's
+    edited     examine edited copies of vLLM's draft module
     states     load the drafts' modules, and nothing more
     lowering   compile two kernels for real up to HIP source, with the device compiler stubbed
 """
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.warmup import simulated_rocm as simulated
@@ -27,14 +30,18 @@ def main() -> None:
     """Run the case that the argument names."""
     asked = json.loads(sys.argv[1])
     simulated.start(asked["arch"], asked["aiter"])
-    if asked.get("edit"):
-        _edit_source(asked["edit"], Path(asked["folder"]))
     import dspark_deploy.plugin as plugin
 
-    if not asked.get("without_plugin"):
-        plugin.general_hook()
     _take_out(asked.get("without", []))
-    cases = {"closure": _closure, "native": _native, "lowering": _lowering, "tail": _tail, "states": _states}
+    plugin.general_hook()
+    cases = {
+        "closure": _closure,
+        "native": _native,
+        "lowering": _lowering,
+        "guard": _guard,
+        "states": _states,
+    }
+    cases["edited"] = _edited
     document = cases[asked["case"]](asked)
     from dspark_deploy.plugin import process
 
@@ -47,34 +54,11 @@ def main() -> None:
 
 
 def _take_out(names: list[str]) -> None:
-    """Forget the watch for a module, as if its patch had not been written."""
-    from dspark_deploy.plugin.when_loaded import _finder
+    """Watch for these modules no more, as if their patches had not been written."""
+    from dspark_deploy.plugin.amd import modules
 
-    for name in names:
-        _finder.waiting.pop(name, None)
-
-
-def _edit_source(edit: dict[str, str], folder: Path) -> None:
-    """Serve one of vLLM's modules from an edited source: another vLLM than the patch was written for."""
-    import importlib.machinery
-    import importlib.util
-
-    name = edit["module"]
-
-    class Finder:
-        def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-            if fullname != name:
-                return None
-            found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-            assert found is not None and found.origin is not None
-            source = Path(found.origin).read_text()
-            assert edit["old"] in source, f"{name}: nothing to edit"
-            copy = folder / Path(found.origin).name  # a file, since `inspect.getsource` reads it
-            copy.write_text(source.replace(edit["old"], edit["new"]))
-            loader = importlib.machinery.SourceFileLoader(fullname, str(copy))
-            return importlib.util.spec_from_file_location(fullname, copy, loader=loader)
-
-    sys.meta_path.insert(0, Finder())
+    makers = modules.makers
+    modules.makers = lambda *args: {k: make for k, make in makers(*args).items() if k not in names}
 
 
 def _stub_kernels() -> set[tuple[str, Any]]:
@@ -179,11 +163,19 @@ def _native(asked: dict[str, Any]) -> dict[str, Any]:
     """Real numbers on the CPU: no kernel is stubbed, since none is asked for."""
     import torch
 
+    from dspark_deploy.plugin.amd.compiles import process_compiles
+    from dspark_deploy.plugin.amd.warmup import warm
+
     results: dict[str, Any] = {}
+    routes: dict[str, Any] = {}
     for family in filter(simulated.has_family, asked["families"]):
         torch.manual_seed(0)
         models = simulated.Models(family, 1024, "cpu", 64)
         draft, ids = models.draft, torch.arange(5)
+        report = warm(
+            {"target": models.target, "draft": models.draft}, 64, [], process_compiles, execute=True
+        )
+        routes |= {f"{family}.{name}": found for name, found in report.routes.items()}
         embeds = torch.randn(5, 1024).bfloat16()
         with torch.inference_mode():
             patched = draft(ids, ids, embeds)
@@ -196,23 +188,116 @@ def _native(asked: dict[str, Any]) -> dict[str, Any]:
                 result["rebound"] = ours is not mhc_post_torch
                 result["equal"] = bool(torch.equal(patched, draft(ids, ids, embeds)))
         results[family] = result
-    return {"native": results, "flags": _flags()}
+    return {"native": results, "routes": routes, "flags": _flags()}
 
 
-def _tail(asked: dict[str, Any]) -> dict[str, Any]:
-    """Call the name that the draft's forward calls, on tensors of its shapes, after a draft was built."""
-    import torch
+def _guard(asked: dict[str, Any]) -> dict[str, Any]:
+    """What each library's compile meets in each phase; None where it was let through."""
+    from dspark_deploy.plugin.amd.compiles import CompileRefusedError, Phase, process_compiles
 
     requested = _stub_kernels()
-    models = simulated.Models("deepseek_v41", 5120, "meta", 64)
+    compiles_ = {"tilelang": _tail(requested), "triton": _triton_kernel(asked), "aiter": _aiter_module(asked)}
+    refused: dict[str, dict[str, str | None]] = {}
+    tail: list[str] = []
+    for phase in (Phase.CAPTURE, Phase.SERVING):
+        process_compiles.phase = phase
+        refused[phase] = {}
+        for library, compile_ in compiles_.items():
+            refused[phase][library] = None
+            requested.clear()
+            try:
+                compile_()
+            except CompileRefusedError as error:
+                refused[phase][library] = str(error)
+            if library == "tilelang":
+                tail = sorted(f"{kernel}{key[0]}" for kernel, key in requested)
+        _forget("mhc_post_tilelang")
+    return {"refused": refused, "tail": tail, "compiles": process_compiles.as_json()}
+
+
+def _tail(requested: set[tuple[str, Any]]) -> Any:
+    """A call of what the draft's forward calls for its tail, on 5 tokens; of the operator before V4.1."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.mhc import MHCPostOp
+
+    family = next(f for f in reversed(simulated.FAMILIES) if simulated.has_family(f))
+    models = simulated.Models(family, 5120, "meta", 64)
+    with set_current_vllm_config(models.vllm_config):
+        tail = getattr(models.draft_module, "mhc_post_torch", None) or MHCPostOp()
     x = torch.zeros(5, 5120, dtype=torch.bfloat16, device="meta")
     streams = torch.zeros(5, 4, 5120, dtype=torch.bfloat16, device="meta")
-    requested.clear()
-    with torch.inference_mode():
-        models.draft_module.mhc_post_torch(
-            x, streams, torch.zeros(5, 4, 1, device="meta"), torch.zeros(5, 4, 4, device="meta")
-        )
-    return {"tail": {"keys": sorted(f"{kernel}{key[0]}" for kernel, key in requested)}}
+    mixes = torch.zeros(5, 4, 1, device="meta"), torch.zeros(5, 4, 4, device="meta")
+
+    def call() -> None:
+        with torch.inference_mode():
+            tail(x, streams, *mixes)
+
+    return call
+
+
+def _triton_kernel(asked: dict[str, Any]) -> Any:
+    """What Triton does on a miss: its hook, then a compile for the architecture, which needs no GPU."""
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    def copy(source, target, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        offsets = tl.arange(0, block)
+        tl.store(target + offsets, tl.load(source + offsets))
+
+    kernel = JITFunction(copy)
+    types = {"source": "*fp32", "target": "*fp32", "block": "constexpr"}
+    program = triton.compiler.ASTSource(kernel, types, constexprs={(2,): 64})
+
+    def call() -> None:
+        hook = triton.knobs.runtime.jit_cache_hook
+        if hook is not None:
+            hook(
+                key="copy-64",
+                fn=SimpleNamespace(name="copy"),
+                compile={"key": "copy-64"},
+                already_compiled=False,
+            )
+        triton.compile(program, target=GPUTarget("hip", asked["arch"], 64))
+
+    return call
+
+
+def _aiter_module(asked: dict[str, Any]) -> Any:
+    """A module with the name and the signature of AITER's builder, which builds nothing."""
+    folder = Path(asked["folder"]) / "aiter" / "jit"
+    folder.mkdir(parents=True, exist_ok=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").write_text("")
+    (folder / "core.py").write_text("def build_module(md_name, srcs, flags_extra_cc):\n    return md_name\n")
+    sys.path.insert(0, asked["folder"])
+    core = importlib.import_module("aiter.jit.core")
+    return lambda: core.build_module("module_mhc", [], [])
+
+
+def _edited(asked: dict[str, Any]) -> dict[str, Any]:
+    """Load copies of a module under names beside its own, and examine each."""
+    import importlib.util
+
+    from dspark_deploy.plugin.amd import fused_post
+
+    original = importlib.import_module(asked["module"])
+    source = Path(str(original.__file__)).read_text()
+    verdicts = {}
+    for number, (name, (old, new)) in enumerate(asked["edits"].items()):
+        assert old in source, f"{asked['module']}: nothing to edit"
+        # A file, since the examination reads a function's source from it.
+        file = Path(asked["folder"]) / f"edited_{number}.py"
+        file.write_text(source.replace(old, new).replace("direct_register_custom_op(", "print("))
+        spec = importlib.util.spec_from_file_location(f"{asked['module']}_{number}", file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        verdict = fused_post.examine(module)
+        verdicts[name] = {"state": verdict.state, "reason": verdict.reason}
+    return {"verdicts": verdicts}
 
 
 def _states(asked: dict[str, Any]) -> dict[str, Any]:
@@ -238,8 +323,16 @@ def _lowering(asked: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     compiled = compile_all(chosen, process_compiles, asked.get("workers"))
     seconds = time.perf_counter() - started
-    process_compiles.guard, process_compiles.phase = "error", Phase.SERVING
+    process_compiles.phase = Phase.SERVING
+    cold = 0
+    for request in chosen:
+        found = request.jit._kernel_cache.get(request.key)
+        cold += found is None
     return {
+        "cold_launches": cold,
+        "folder": asked["folder"],
+        "cache_folder": os.environ["TILELANG_CACHE_DIR"],
+        "triton_folder": os.environ["TRITON_CACHE_DIR"],
         "compiled": compiled,
         "seconds": round(seconds, 2),
         "sources": sources,

@@ -14,21 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.warmup.conftest import EVERY_UP_TO, HIDDEN, Simulate, families
+from tests.warmup.conftest import EVERY_UP_TO, HIDDEN, Simulate, families, main_worker
 
 
-def closure(simulate: Simulate, version: str, arch: str, aiter: bool, **asked: Any) -> dict[str, Any]:
+def closure(simulate: Simulate, version: str, arch: str, aiter: bool) -> dict[str, Any]:
     """Warm and sweep every family and hidden size in one simulated worker."""
-    return simulate(
-        version,
-        arch,
-        case="closure",
-        aiter=aiter,
-        runner=not aiter,
-        hidden=HIDDEN,
-        every_up_to=EVERY_UP_TO,
-        **asked,
-    )
+    return simulate(version, **main_worker(arch, aiter))
 
 
 def is_closed(seen: dict[str, Any]) -> bool:
