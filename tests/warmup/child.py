@@ -314,11 +314,14 @@ def _lowering(asked: dict[str, Any]) -> dict[str, Any]:
     from dspark_deploy.plugin.amd.warmup import compile_all
 
     sources = simulated.stub_device_compiler()
-    models = simulated.Models("deepseek_v4", asked["hidden"], "meta", 64)
+    models = simulated.Models(asked.get("family", "deepseek_v4"), asked["hidden"], "meta", 8192)
     draft = LayerPass(models.draft)
     with recording(draft.operators) as recorded:
-        draft.run(40)
-    chosen = [r for r in recorded.requests.values() if r.kernel in asked["kernels"]]
+        for recorded.tokens in asked.get("counts", [40]):
+            draft.run(recorded.tokens)
+    chosen = [
+        r for r in recorded.requests.values() if asked["kernels"] == "all" or r.kernel in asked["kernels"]
+    ]
     process_compiles.phase = Phase.WARMUP
     started = time.perf_counter()
     compiled = compile_all(chosen, process_compiles, asked.get("workers"))
