@@ -16,6 +16,8 @@ import argparse
 import json
 import os
 import platform
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +89,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--versions", nargs="+", default=[*REST, *DEFAULT])
     parser.add_argument("--hidden", nargs="+", type=int, default=[4096, 5120, 7168])
+    parser.add_argument("--lowering", nargs="*", default=["deepseek_v4", "deepseek_v41"])
     arguments = parser.parse_args()
     threads = os.cpu_count() or 1
-    document = {
+    document: dict[str, Any] = {
         "simulated": "no AMD GPU: vLLM's ROCm code on a CPU, AITER's operators and hipcc stubbed",
-        "command": f"python -m bench.amd_warmup --out {arguments.out}",
+        "command": "python -m bench.amd_warmup " + " ".join(sys.argv[1:]),
         "machine": f"{platform.machine()}, {threads} CPU cores, Python {platform.python_version()}",
+        "load_average_at_start": round(os.getloadavg()[0], 1),
+        "date": time.strftime("%Y-%m-%d"),
         "tilelang": "0.1.12",
         "rows": rows(arguments.versions, arguments.hidden),
-        "lowering": [
-            lowering(DEFAULT[-1], family, 5120, workers)
-            for family in ("deepseek_v4", "deepseek_v41")
-            for workers in dict.fromkeys((1, threads))
-        ],
     }
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    document["load_average_at_lowering"] = round(os.getloadavg()[0], 1)
+    document["lowering"] = [
+        lowering(DEFAULT[-1], family, 5120, workers)
+        for family in arguments.lowering
+        for workers in dict.fromkeys((1, threads))
+    ]
     arguments.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
