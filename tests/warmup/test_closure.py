@@ -43,6 +43,14 @@ def test_keys_asked_for_were_warmed_on_gfx950(simulate: Simulate, version: str, 
         )
 
 
+def test_without_the_warm_up_every_key_compiles_while_serving(simulate: Simulate) -> None:
+    small = {"case": "closure", "hidden": [4096], "every_up_to": 40, "max_tokens": 40}
+    seen = simulate("0.33.0", families=["deepseek_v41"], skip_warm_up=True, **small)
+    found = seen["families"]["deepseek_v41 4096"]
+    assert not is_closed(seen) and found["warmed"] == []
+    assert len(found["serving_compiles"]) == len({k for keys in found["asked"].values() for k in keys}) > 0
+
+
 def test_a_key_that_was_not_warmed_is_seen(simulate: Simulate, version: str) -> None:
     seen = simulate(
         version,

@@ -41,6 +41,11 @@ def test_torch_is_the_reference_arm(simulate: Simulate, version: str) -> None:
         assert operators and all(list(p) == ["torch"] for p in operators.values()), (name, operators)
 
 
+def test_without_the_patch_the_profiles_choice_does_not_hold(simulate: Simulate) -> None:
+    seen = simulate("0.33.0", provider="torch", case="states", without=["vllm.model_executor.layers.mhc"])
+    assert seen["flags"]["HAS_TILELANG_MHC"] is True
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
