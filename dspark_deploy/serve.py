@@ -4,6 +4,7 @@
     dspark-serve --profile cpu-tiny.yaml --dry-run        the exact command and environment
     dspark-serve --profile cpu-tiny.yaml --facts-only     this machine as the preflight sees it, for --facts
     dspark-serve --profile cpu-tiny.yaml                  serve until a signal comes
+    dspark-serve --profile mi355x.yaml --prewarm          fill the kernel caches on disk, then stop
     dspark-serve --profile cpu-tiny.yaml -- --max-num-seqs 4     flags after -- go to vLLM as they are
 
 Exit codes: 0 good; 2 bad input; 3 preflight refused; 5 the engine did not start; 6 it died; 130 stopped by
@@ -24,10 +25,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dspark_deploy.console import people, print_json, run_app, show_findings
+from dspark_deploy.console import engine_log, people, print_json, run_app, show_findings
 from dspark_deploy.errors import InputError, PreflightRefused
 from dspark_deploy.launch import command as rendering
 from dspark_deploy.launch.engine import Engine, ReadyReport
+from dspark_deploy.launch.kernels import kernel_lines
+from dspark_deploy.launch.prewarm import run_prewarm
 from dspark_deploy.launch.rundir import new_run_directory
 from dspark_deploy.plugin.registry import State
 from dspark_deploy.preflight import Facts, Severity, check, probe
@@ -49,13 +52,14 @@ def serve(
         bool, typer.Option("--facts-only", help="Print this machine's facts as JSON")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing")] = False,
+    prewarm: Annotated[bool, typer.Option("--prewarm", help="Fill kernel caches on disk, then stop")] = False,
     run_dir: Annotated[Path, typer.Option(help="Where run directories are made")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", help="Engine's log only into the run directory")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Last stdout line is one JSON document")] = False,
 ) -> None:
     """Serve a profile with vLLM, once the preflight finds nothing against it."""
-    if check_only + dry_run + facts_only > 1:
-        raise InputError("--check, --dry-run and --facts-only exclude one another; --dry-run checks as well")
+    if check_only + dry_run + facts_only + prewarm > 1:
+        raise InputError("--check, --dry-run, --facts-only and --prewarm exclude one another; each checks")
     loaded = load_profile(profile, sets or [], {} if model is None else {"model.path": model})
     console = people(as_json)
     if facts is not None and not (check_only or dry_run or facts_only):
@@ -81,6 +85,9 @@ def serve(
         )
     if dry_run:
         _dry_run(console, loaded, known, list(context.args), as_json)
+        return
+    if prewarm:
+        run_prewarm(console, loaded, known, list(context.args), run_dir, quiet, as_json)
         return
     _serve(console, loaded, known, list(context.args), run_dir, quiet, as_json)
 
@@ -108,8 +115,7 @@ def _serve(
 ) -> None:
     run = new_run_directory(run_dir, loaded.profile.name)
     console.print(f"run directory: {run.path}", markup=False)
-    log = Console(stderr=True, highlight=False, soft_wrap=True, style="dim")
-    echo = None if quiet else lambda line: log.print(line, markup=False)
+    echo = engine_log(quiet)
     with Engine.start(loaded, facts, run, extra) as engine:
         report = engine.wait_ready(echo)
         run.write_json("ready.json", report.as_json())
@@ -133,6 +139,8 @@ def show_ready(console: Console, report: ReadyReport, loaded: LoadedProfile) -> 
         console.print(table)
     else:
         console.print("no patches were needed for this platform")
+    for line in kernel_lines(report.processes):
+        console.print(line, markup=False)
     console.print(
         f"ready after {report.seconds:.1f} s: {report.url}/v1, "
         f"model {rendering.served_name(loaded.profile)!r}",

@@ -70,9 +70,14 @@ class Engine:
         command = rendering.serve_command(profile, facts, port, extra)
         env = rendering.engine_environment(profile, run.settings.resolve(), os.environ)
         run.processes.mkdir(exist_ok=True)
-        Settings(profile.hardware.platform, run.processes.resolve(), profile.engine.cpu_twins).write(
-            run.settings
-        )
+        Settings(
+            platform=profile.hardware.platform,
+            report_dir=run.processes.resolve(),
+            cpu_twins=profile.engine.cpu_twins,
+            mhc_provider=profile.mhc.provider,
+            mhc_gate=profile.mhc.gate,
+            jit_guard=profile.jit.guard,
+        ).write(run.settings)
         resolved = redacted(profile.model_dump(mode="json"))
         write_atomically(run.path / "profile.yaml", yaml.safe_dump(resolved, sort_keys=False))
         run.write_json(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SETTINGS_ENV = "DSPARK_DEPLOY_SETTINGS"
@@ -16,25 +16,20 @@ class Settings:
 
     `platform` is the one the profile is for (`cpu`, `rocm`, `cuda`); patches that are not for it say so.
     `report_dir` is where each process writes its own JSON. `cpu_twins` switches the CPU engine's twins
-    of Triton kernels; without them every kernel goes to Triton's interpreter.
+    of Triton kernels; without them every kernel goes to Triton's interpreter. `mhc_provider`, `mhc_gate`
+    and `jit_guard` are the profile's `mhc.provider`, `mhc.gate` and `jit.guard`.
     """
 
     platform: str
     report_dir: Path
     cpu_twins: bool = True
+    mhc_provider: str = "auto"
+    mhc_gate: str = "refuse"
+    jit_guard: str = "warn"
 
     def write(self, path: Path) -> None:
         """Write to `path`, for `read` in another process."""
-        path.write_text(
-            json.dumps(
-                {
-                    "platform": self.platform,
-                    "report_dir": str(self.report_dir),
-                    "cpu_twins": self.cpu_twins,
-                },
-                indent=1,
-            )
-        )
+        path.write_text(json.dumps({**asdict(self), "report_dir": str(self.report_dir)}, indent=1))
 
     @classmethod
     def read(cls, path: Path) -> Settings:

@@ -163,6 +163,19 @@ class Speculative(Section):
         return self
 
 
+class Mhc(Section):
+    """DeepSeek-V4's hyper-connections: who computes them, and what happens where the numbers are wrong."""
+
+    provider: Literal["auto", "aiter", "tilelang", "torch"] = "auto"
+    gate: Literal["refuse", "warn", "off"] = "refuse"
+
+
+class Jit(Section):
+    """Compilation while the engine runs. `guard` is for compiles in graph capture and after readiness."""
+
+    guard: Literal["error", "warn", "off"] = "warn"
+
+
 class Expectation(Section):
     """A range that a measurement should fall into, for one workload; a sweep reports what falls outside."""
 
@@ -224,5 +237,7 @@ class Profile(Section):
     hardware: Hardware
     engine: Engine = Engine()
     speculative: Speculative | None = None
+    mhc: Mhc = Mhc()
+    jit: Jit = Jit()
     expect: list[Expectation] = Field(default_factory=list)
     sweep: SweepSettings = SweepSettings()

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from dspark_deploy.preflight import RULES, Facts, Finding, check
+from dspark_deploy.preflight.aiter import Aiter
 from dspark_deploy.preflight.caches import Cache
 from dspark_deploy.preflight.checkpoint import Checkpoint
 from tests.unit.facts import good_facts
 from tests.unit.profiles import TEXT, load
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
-V4 = {"model_type": "deepseek_v4", "num_nextn_predict_layers": 3, "vocab_size": 129280}
+V4 = {
+    "model_type": "deepseek_v4",
+    "num_nextn_predict_layers": 3,
+    "vocab_size": 129280,
+    "hidden_size": 4096,
+    "hc_mult": 4,
+    "torch_dtype": "bfloat16",
+}
 FLASH = Checkpoint(
     "/models/target", "/models/target", "", {**V4, "dspark_block_size": 5}, 160 << 30, draft_tensors=90
 )
@@ -33,6 +41,9 @@ FEATURES = {
     "adaptive_v41_rocm": True,
     "breakable_cudagraph": True,
 }
+AITER = Aiter(
+    {"mhc_pre_gemm_sqrsum": [4, 5]}, {"mhc_pre_gemm_sqrsum": [5]}, needs_delayed=True, has_delayed=True
+)
 LOCAL = Cache("AITER_JIT_DIR", "/root/.aiter/jit", 100.0)
 GPU_TEXT = """\
 name: test
@@ -58,6 +69,7 @@ MI355X = Facts(
     rocm="7.2.0",
     features=FEATURES,
     caches=[LOCAL],
+    aiter=AITER,
     port_free=True,
     model=FLASH,
 )
@@ -97,6 +109,14 @@ ADAPTIVE = "speculative.verification={kind: adaptive}"
 K = "speculative.num_speculative_tokens="
 ARGS = "engine.args."
 DRAFT = "speculative.draft=/models/draft"
+AITER_ASKED, AITER_ON = "mhc.provider=aiter", "engine.env.VLLM_ROCM_USE_AITER='1'"
+
+
+def shaped(**config: Any) -> Checkpoint:
+    """The target with other dimensions."""
+    return replace(FLASH, config=FLASH.config | config)
+
+
 OTHER = Checkpoint("/models/draft", "/models/draft", "", {"block_size": 5})
 
 EXAMPLES: dict[str, Example] = {
@@ -205,7 +225,45 @@ EXAMPLES: dict[str, Example] = {
         change(ARGS + "moe-backend=aiter"),
         change(ARGS + "moe-backend=aiter", environment={"VLLM_ROCM_USE_AITER": "1"}),
     ),
-    "DTYPE_NOT_BF16": Example("mi355x", change(ARGS + "dtype=float16"), change(ARGS + "dtype=bfloat16")),
+    "AITER_IMPOSTOR": Example(
+        "mi355x", change(versions={"vllm": "0.33.0", "aiter": "0.13.2"}), change(versions={"vllm": "0.33.0"})
+    ),
+    "AITER_MISSING": Example(
+        "mi355x",
+        change("mhc.provider=aiter", versions={"vllm": "0.33.0"}),
+        change("mhc.provider=tilelang", versions={"vllm": "0.33.0"}),
+    ),
+    "AITER_TOO_OLD": Example(
+        "mi355x",
+        change(versions={"vllm": "0.33.0", "amd-aiter": "0.1.7.post2"}),
+        change("mhc.provider=tilelang", versions={"vllm": "0.33.0", "amd-aiter": "0.1.7.post2"}),
+    ),
+    "AITER_UNREADABLE": Example(
+        "mi355x", change(aiter=Aiter(problem="permission denied")), change(aiter=None)
+    ),
+    "AITER_NO_DELAYED_NORM": Example(
+        "mi355x, V4.1",
+        change(aiter=replace(AITER, has_delayed=False)),
+        change("hardware.arch=gfx942", gpus=["gfx942"] * 4, aiter=replace(AITER, has_delayed=False)),
+    ),
+    "AITER_SIGNATURE": Example(
+        "mi355x",
+        change(aiter=replace(AITER, calls={"mhc_pre_gemm_sqrsum": [6]})),
+        change(aiter=replace(AITER, functions={"mhc_pre_gemm_sqrsum": [4, -1]})),
+    ),
+    "AITER_HIDDEN_SIZE": Example(
+        "mi355x",
+        change(AITER_ASKED, AITER_ON, model=shaped(hidden_size=5000)),
+        change(model=shaped(hidden_size=5000)),
+    ),
+    "AITER_STREAMS": Example(
+        "mi355x", change(AITER_ASKED, AITER_ON, model=shaped(hc_mult=2)), change(model=shaped(hc_mult=2))
+    ),
+    "MHC_DTYPE": Example(
+        "mi355x",
+        change(ARGS + "dtype=float16"),
+        change(ARGS + "dtype=float16", "mhc.provider=torch"),
+    ),
     "PREFIX_CACHE_UNUSED": Example(
         "mi355x",
         change(ARGS + "enable-prefix-caching=true"),

@@ -13,8 +13,10 @@ import pytest
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.preflight import Facts, Severity, check, probe
+from dspark_deploy.preflight.aiter import defined_functions, positional_calls, read_aiter
 from dspark_deploy.preflight.checkpoint import read_checkpoint
 from tests.unit.facts import good_facts
+from tests.unit.findings import AITER, MI355X
 from tests.unit.profiles import TEXT, load
 
 
@@ -125,3 +127,32 @@ def test_preflight_imports_neither_torch_nor_vllm() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_aiter_and_its_caller_are_parsed() -> None:
+    functions = defined_functions("def f(a, b, c=1): ...\ndef g(*a): ...\nclass X: ...\n")
+    assert functions == {"f": [2, 3], "g": [0, -1]}
+    source = (
+        "def one():\n from aiter.ops.mhc import f\n f(1, 2, c=3)\n f(*x)\n"
+        "def two():\n f(1)\n"
+        "def three():\n from aiter.ops.mhc import g as h\n h(1)\n"
+    )
+    assert positional_calls(source) == {"f": [3], "g": [1]}
+
+
+def test_facts_of_an_older_file_are_read(tmp_path: Path) -> None:
+    older = good_facts().as_json()
+    del older["aiter"]
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(older))
+    assert Facts.from_file(path).aiter is None
+
+
+def test_facts_of_aiter_survive_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(replace(MI355X, aiter=AITER).as_json()))
+    assert Facts.from_file(path) == replace(MI355X, aiter=AITER)
+
+
+def test_no_aiter_is_read_where_there_is_none() -> None:
+    assert read_aiter() is None

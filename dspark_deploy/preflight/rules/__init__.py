@@ -1,6 +1,7 @@
 """The rules of the preflight, one module for each thing that goes wrong; importing them registers them."""
 
 from dspark_deploy.preflight.rules import (
+    aiter,
     build,
     checkpoints,
     environment,
@@ -17,6 +18,7 @@ from dspark_deploy.preflight.rules.base import RULES, Rule, check
 __all__ = [
     "RULES",
     "Rule",
+    "aiter",
     "build",
     "check",
     "checkpoints",

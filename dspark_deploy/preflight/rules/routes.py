@@ -57,25 +57,14 @@ def aiter_is_on_where_asked(loaded: LoadedProfile, facts: Facts) -> Findings:
         asked.append(f"{AITER_MOE}=1")
     if str(arg(loaded, MOE)).startswith("aiter"):
         asked.append(f"{MOE}: {arg(loaded, MOE)}")
+    if loaded.profile.mhc.provider == "aiter":
+        asked.append("mhc.provider: aiter")
     if asked:
         yield error(
             "AITER_SWITCHED_OFF",
             f"{' and '.join(asked)} asks for AITER, and {AITER} is not 1, which switches it off",
             f"set engine.env.{AITER} to '1'",
             where_env(loaded, AITER),
-        )
-
-
-@rule("DTYPE_NOT_BF16")
-def mhc_is_bf16(loaded: LoadedProfile, facts: Facts) -> Findings:
-    """The fused mHC kernels, AITER's and TileLang's, are written for bfloat16 activations."""
-    dtype = arg(loaded, "dtype")
-    if family(loaded, facts) in DEEPSEEK_V4 and dtype not in (None, "auto", "bfloat16"):
-        yield error(
-            "DTYPE_NOT_BF16",
-            f"dtype: {dtype}: DeepSeek-V4's fused mHC kernels take bfloat16 only",
-            "leave dtype out, or set it to bfloat16",
-            where_arg(loaded, "dtype"),
         )
 
 
