@@ -25,7 +25,7 @@ from pathlib import Path
 
 import httpx
 
-TILELANG = ("tilelang==0.1.12", "apache-tvm-ffi==0.1.11", "z3-solver==5.4.1.0")
+TILELANG = ("tilelang==0.1.12", "apache-tvm-ffi==0.1.11", "z3-solver==4.15.4.0")
 BLOCK = 1 << 20
 
 
