@@ -6,6 +6,7 @@ two phases still says how far it came.
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -13,12 +14,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dspark_deploy.plugin.registry import Patch, Registry
 from dspark_deploy.plugin.settings import Settings
 
 _registry = Registry()
 _milliseconds: dict[str, float] = {}
+_sections: dict[str, Callable[[], Any]] = {}
 
 
 def run_phase(phase: str) -> None:
@@ -40,8 +43,14 @@ def apply_late(patches: list[Patch]) -> None:
     try:
         _registry.apply(patches)
     finally:
-        _milliseconds["late"] = round((time.thread_time() - started) * 1000, 3)
+        spent = (time.thread_time() - started) * 1000
+        _milliseconds["late"] = round(_milliseconds.get("late", 0.0) + spent, 3)
         write_report(Settings.from_environment().report_dir)
+
+
+def add_section(name: str, content: Callable[[], Any]) -> None:
+    """Add a part to this process's report; `content` is asked each time the report is written."""
+    _sections[name] = content
 
 
 def write_report(report_dir: Path) -> None:
@@ -53,6 +62,7 @@ def write_report(report_dir: Path) -> None:
         "python": sys.version.split()[0],
         "milliseconds": _milliseconds,
         "patches": [record.as_json() for record in _registry.records],
+        **{name: content() for name, content in _sections.items()},
     }
     path = report_dir / f"{os.getpid()}.json"
     partial = path.with_suffix(".partial")
@@ -69,6 +79,11 @@ def _platform_patches(settings: Settings) -> list[Patch]:
 
 
 def _general_patches(settings: Settings) -> list[Patch]:
+    if settings.platform == "rocm":
+        from dspark_deploy.plugin.amd import modules
+
+        write = functools.partial(write_report, settings.report_dir)
+        return [modules.hook(settings, apply_late, add_section, write)]
     if settings.platform != "cpu":
         return []
     from dspark_deploy.plugin.cpu_engine import triton_interpreter, worker

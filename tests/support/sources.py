@@ -88,7 +88,8 @@ def vllm_sources(version: str) -> Path:
 
 def tilelang_site() -> Path:
     """A folder that holds TileLang 0.1.12 with the `tvm_ffi` it needs; put it first on `sys.path`."""
-    return _once(cache_folder() / "tilelang-0.1.12", _install_tilelang)
+    # The pins are in the name: a folder of other pins is no substitute.
+    return _once(cache_folder() / "tilelang-0.1.12-z3-4.15.4", _install_tilelang)
 
 
 def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
