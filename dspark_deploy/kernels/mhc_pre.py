@@ -15,6 +15,7 @@ measured against. Importing this module imports torch and nothing else; TileLang
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -63,14 +64,22 @@ def mix_ref(
     constants: Constants,
     rms_numel: int,
 ) -> Mixed:
-    """Twin of `mix`: gemm_mul [n_splits, tokens, 24], gemm_sqrsum [n_splits, tokens], scale, base."""
+    """Twin of `mix`: gemm_mul [n_splits, tokens, 24], gemm_sqrsum [n_splits, tokens], scale, base.
+
+    Unlike the kernel it takes any number of streams n, whose n * (n + 2) coefficients gemm_mul has.
+    """
+    streams = math.isqrt(gemm_mul.shape[-1] + 1) - 1
     rms = torch.rsqrt(gemm_sqrsum.sum(0) / rms_numel + constants.rms_eps)
-    gate = torch.cat([scale[i : i + 1].expand(size) for i, size in enumerate((HC, HC, HC * HC))])
+    gate = torch.cat([scale[i : i + 1].expand(size) for i, size in enumerate((streams, streams, streams**2))])
     logits = gemm_mul.sum(0) * rms[:, None] * gate + base
     return Mixed(
-        torch.sigmoid(logits[:, :HC]) + constants.pre_eps,
-        torch.sigmoid(logits[:, HC : 2 * HC]) * constants.post_mult,
-        sinkhorn_ref(logits[:, 2 * HC :].view(-1, HC, HC), constants.sinkhorn_eps, constants.sinkhorn_repeat),
+        torch.sigmoid(logits[:, :streams]) + constants.pre_eps,
+        torch.sigmoid(logits[:, streams : 2 * streams]) * constants.post_mult,
+        sinkhorn_ref(
+            logits[:, 2 * streams :].unflatten(-1, (streams, streams)),
+            constants.sinkhorn_eps,
+            constants.sinkhorn_repeat,
+        ),
     )
 
 

@@ -1,8 +1,8 @@
 """Inputs, guarded outputs and fp64 references of each mHC kernel, vLLM's and ours.
 
-A case knows its tensors by the names of the kernel's own parameters. The reference is computed in fp64 from the
-very inputs that the kernel gets, so it isn't blurred by their rounding. What a kernel has no business writing
-must come back untouched.
+A case knows its tensors by the names of the kernel's own parameters. The reference is computed in fp64 from
+the very inputs that the kernel gets, so it isn't blurred by their rounding. What a kernel has no business
+writing must come back untouched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compiles a HIP source for the CPU and runs it, one lane at a time, as a device with wavefronts would.
 
-TileLang's own device headers are used as they are, out of its wheel; `device/` holds what they expect from ROCm,
-and the emulator behind that. How it works, and what it can't tell, is in `docs/wave64.md`.
+TileLang's own device headers are used as they are, out of its wheel; `device/` holds what they expect from
+ROCm, and the emulator behind that. How it works, and what it can't tell, is in `docs/wave64.md`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import hashlib
 import json
 import re
 import subprocess
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from tests.simt.cases import Case
 from tests.simt.generate import SHARED_BYTES, Job
@@ -30,8 +28,9 @@ ORDERS = {"forward": 0, "backward": 1, "random": 2}
 class Schedule:
     """One way to run a launch that the hardware is free to choose, or that stands for what isn't known.
 
-    `inactive` is what a shuffle reads from a lane that isn't active: `poison` needs no assumption, `zero`, `stale`
-    (its last value) and `own` are guesses. `fill` is the byte that shared memory starts with; 255 makes NaN.
+    `inactive` is what a shuffle reads from a lane that isn't active: `poison` needs no assumption, `zero`,
+    `stale` (its last value) and `own` are guesses. `fill` is the byte that shared memory starts with; 255
+    makes NaN.
     """
 
     waves: str = "forward"
@@ -56,7 +55,7 @@ class Report(ctypes.Structure):
     """What a run met. `races` are accesses of two waves to one byte of shared memory in one barrier interval,
     one of them a write; `wave_synchronous` are reads ordered by the wave's lockstep alone."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         (name, ctypes.c_int64)
         for name in (
             *("shuffles", "inactive_reads", "divergent_barriers", "races", "wave_synchronous"),
@@ -176,7 +175,8 @@ def compiled(text: str) -> Path:
                 str(runtime_object),
             ]
         )
-    # -O0 keeps the program in the order of its text; the sanitizer's hooks bring every access to the emulator.
+    # -O0 keeps the program in the order of its text; the sanitizer's hooks bring every access to the
+    # emulator.
     _run([*COMMON, "-O0", "-fsanitize=thread", f"-I{templates}", "-c", str(kernel), "-o", str(kernel_object)])
     partial = library.with_suffix(".partial")
     _run(["g++", "-shared", "-o", str(partial), str(kernel_object), str(runtime_object)])

