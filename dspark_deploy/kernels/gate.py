@@ -79,11 +79,11 @@ class GateReport:
         return document
 
     def message(self) -> str:
-        """Every wrong operator once, at its worst output: what is wrong, by how much, why, what to do."""
+        """Every wrong operator once, at its most tokens, where a ratio is least noisy."""
         worst: dict[tuple[str, str], Row] = {}
         for row in self.wrong:
             key = (row.operator, row.variant)
-            if key not in worst or (row.nans, row.nrmse) > (worst[key].nans, worst[key].nrmse):
+            if key not in worst or (row.nans > 0, row.tokens) > (worst[key].nans > 0, worst[key].tokens):
                 worst[key] = row
         return "\n".join(
             f"{row.operator}{f' ({row.variant})' if row.variant else ''} by {row.route} is wrong: "

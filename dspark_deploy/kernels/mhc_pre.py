@@ -199,16 +199,24 @@ def mix(
     base: torch.Tensor,
     constants: Constants,
     rms_numel: int,
+    out: Mixed | None = None,
 ) -> Mixed:
-    """Launch `mix` on the tensors' device, all fp32. Shapes as in `mix_ref`."""
-    n_splits, tokens, _ = gemm_mul.shape
-    pre = gemm_mul.new_empty(tokens, HC)
-    post = gemm_mul.new_empty(tokens, HC)
-    comb = gemm_mul.new_empty(tokens, HC * HC)
+    """Launch `mix` on the tensors' device, all fp32. Shapes as in `mix_ref`; writes and returns `out`.
+
+    Raises ValueError where there aren't 4 streams, which the kernel is written for.
+    """
+    n_splits, tokens, mixes = gemm_mul.shape
+    if mixes != MIXES:
+        raise ValueError(
+            f"mHC pre has kernels for {HC} streams ({MIXES} coefficients), not {mixes} coefficients"
+        )
+    if out is None:
+        new = gemm_mul.new_empty
+        out = Mixed(new(tokens, HC), new(tokens, HC), new(tokens, HC, HC))
     if tokens:
         kernel = mix_kernel(n_splits, rms_numel, constants)
-        kernel(gemm_mul, gemm_sqrsum, scale, base, pre, post, comb)
-    return Mixed(pre, post, comb.view(tokens, HC, HC))
+        kernel(gemm_mul, gemm_sqrsum, scale, base, out.pre, out.post, out.comb.view(tokens, HC * HC))
+    return out
 
 
 def collapse(

@@ -63,8 +63,10 @@ def worst(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _badness(row: dict[str, Any]) -> tuple[int, float]:
-    return row["nans"], float("inf") if row["nrmse"] is None else row["nrmse"]
+def _badness(row: dict[str, Any]) -> tuple[bool, bool, float]:
+    """Wrong before right, NaN before the rest; of wrong rows the one of most tokens: its ratio is quiet."""
+    wrong = bool(row["cause"])
+    return wrong, row["nans"] > 0, row["tokens"] if wrong else row["nrmse"]
 
 
 def show(console: Console, found: list[dict[str, Any]]) -> None:
