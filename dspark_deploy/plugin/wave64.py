@@ -89,12 +89,18 @@ def misaligned_reductions(generated: str) -> list[str]:
 
 
 def python_function(kernel: Any) -> Callable[..., Any] | None:
-    """The Python function behind a kernel object: deferred to its first use, decorated, or plain."""
-    for name in ("_kernel_function", "func", "__wrapped__"):
+    """The Python function behind a kernel object, which holds it one or two objects deep.
+
+    vLLM defers TileLang's decoration on ROCm (`_kernel_function`), or wraps it in a closure (`__wrapped__`);
+    TileLang's own objects hold it as `func.orig_func`.
+    """
+    if inspect.isfunction(kernel) and not hasattr(kernel, "__wrapped__"):
+        return kernel
+    for name in ("_kernel_function", "__wrapped__", "orig_func", "func"):
         inner = getattr(kernel, "__dict__", {}).get(name)
-        if inspect.isfunction(inner):
-            return inner
-    return kernel if inspect.isfunction(kernel) else None
+        if inner is not None:
+            return python_function(inner)
+    return None
 
 
 def _examine(module: ModuleType) -> Verdict:
