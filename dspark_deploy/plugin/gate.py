@@ -102,11 +102,18 @@ def check_models(models: list[Any], device: Any) -> GateReport:
 
     from dspark_deploy.kernels.gate import check_operators
 
-    operators = {
-        f"{type(operator).__name__} {geometry}": (operator, geometry)
-        for operator, geometry in mhc_operators(models)
-    }
-    return check_operators(operators, torch.device(device))
+    known: dict[str, tuple[Any, Geometry]] = {}
+    unknown: set[str] = set()
+    for operator, geometry in mhc_operators(models):
+        if geometry is None:
+            unknown.add(type(operator).__name__)
+        else:
+            known[f"{type(operator).__name__} {geometry}"] = (operator, geometry)
+    report = check_operators(known, torch.device(device))
+    report.unchecked += sorted(unknown)
+    if not known and any(hasattr(module, "hc_mult") for model in models for module in model.modules()):
+        report.reason = "its mHC ops are plain functions, which the gate can't reach"
+    return report
 
 
 def local_workers(parallel_config: Any) -> int:
@@ -122,10 +129,11 @@ def loaded_models(runner: Any) -> list[Any]:
     return [model for model in (runner.model, *drafts) if hasattr(model, "named_modules")]
 
 
-def mhc_operators(models: list[Any]) -> Iterator[tuple[Any, Geometry]]:
+def mhc_operators(models: list[Any]) -> Iterator[tuple[Any, Geometry | None]]:
     """Each mHC operator below `models`, with the geometry of the layer it is in.
 
-    An operator outside the decoder layers, such as the head, takes the geometry of the model's first layer.
+    An operator outside the decoder layers, such as the head, takes the geometry of the model's first layer,
+    or None where there is no such layer.
     """
     for model in models:
         fallback: Any = None
@@ -141,8 +149,7 @@ def mhc_operators(models: list[Any]) -> Iterator[tuple[Any, Geometry]]:
                 else:
                     outside.append(operator)
         for operator in outside:
-            if fallback is not None:
-                yield operator, geometry_of(fallback, fallback)
+            yield operator, None if fallback is None else geometry_of(fallback, fallback)
 
 
 def geometry_of(owner: Any, layer: Any) -> Geometry:

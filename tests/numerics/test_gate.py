@@ -191,6 +191,15 @@ def test_a_model_without_mhc_is_not_applicable() -> None:
     assert (section["state"], section["reason"]) == ("not applicable", "model has no mHC ops")
 
 
+def test_what_cannot_be_checked_is_said(layers: ModuleType) -> None:
+    plain = torch.nn.Linear(2, 2)
+    plain.hc_mult = 4
+    report = plugin_gate.check_models([plain], "cpu")
+    assert report.state == "not applicable" and "plain functions" in report.reason
+    alone = torch.nn.Sequential(operator(layers, "MHCPostOp", native=True))
+    assert plugin_gate.check_models([alone], "cpu").unchecked == ["MHCPostOp"]
+
+
 @pytest.mark.parametrize("policy", ["refuse", "warn"])
 def test_a_wrong_operator_stops_the_worker_or_warns(
     layers: ModuleType, policy: str, caplog: pytest.LogCaptureFixture
