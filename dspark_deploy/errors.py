@@ -3,6 +3,7 @@
     DSparkError                    1   a fault of ours
     ├── InputError                 2   profile, flag or file that cannot be used
     ├── PreflightRefused           3   this launch would fail, and why
+    ├── NumericsRefused            4   an mHC operator of this engine is wrong
     ├── EngineError
     │   ├── EngineStartError       5   the engine died or hung before it was ready
     │   └── EngineDiedError        6   the engine died after it was ready
@@ -11,7 +12,7 @@
     ├── AccuracyConstraintFailed   7   no measured configuration kept its accuracy
     └── Interrupted              130   stopped by a signal
 
-Exit code 4 is kept for the numerics gate. `docs/exit-codes.md` says what to do about each.
+`docs/exit-codes.md` says what to do about each.
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ class PreflightRefused(DSparkError):
     def __init__(self, message: str, findings: list[dict[str, Any]]) -> None:
         super().__init__(message)
         self.document = {"findings": findings}
+
+
+class NumericsRefused(DSparkError):
+    """The numerics gate refused. `reports` are the sections `numerics` of the engine's processes."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, reports: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.document = {"numerics": reports}
 
 
 class EngineError(DSparkError):

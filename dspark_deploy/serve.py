@@ -3,12 +3,13 @@
     dspark-serve --profile cpu-tiny.yaml --check          what would go wrong, without starting anything
     dspark-serve --profile cpu-tiny.yaml --dry-run        the exact command and environment
     dspark-serve --profile cpu-tiny.yaml --facts-only     this machine as the preflight sees it, for --facts
+    dspark-serve --profile mi355x.yaml --selftest         only the numerics gate: mHC operators against fp64
     dspark-serve --profile cpu-tiny.yaml                  serve until a signal comes
     dspark-serve --profile mi355x.yaml --prewarm          fill the kernel caches on disk, then stop
     dspark-serve --profile cpu-tiny.yaml -- --max-num-seqs 4     flags after -- go to vLLM as they are
 
-Exit codes: 0 good; 2 bad input; 3 preflight refused; 5 the engine did not start; 6 it died; 130 stopped by
-a signal (everything it started is gone by then).
+Exit codes: 0 good; 2 bad input; 3 preflight refused; 4 numerics gate refused; 5 the engine did not start; 6
+it died; 130 stopped by a signal (everything it started is gone by then).
 
 Not covered here: measuring (`dspark-tune`).
 """
@@ -28,6 +29,7 @@ from rich.table import Table
 from dspark_deploy.console import engine_log, people, print_json, run_app, show_findings
 from dspark_deploy.errors import InputError, PreflightRefused
 from dspark_deploy.launch import command as rendering
+from dspark_deploy.launch import numerics
 from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.kernels import kernel_lines
 from dspark_deploy.launch.prewarm import run_prewarm
@@ -53,14 +55,20 @@ def serve(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing")] = False,
     prewarm: Annotated[bool, typer.Option("--prewarm", help="Fill kernel caches on disk, then stop")] = False,
+    selftest: Annotated[bool, typer.Option("--selftest", help="Only the numerics gate, then stop")] = False,
     run_dir: Annotated[Path, typer.Option(help="Where run directories are made")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", help="Engine's log only into the run directory")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Last stdout line is one JSON document")] = False,
 ) -> None:
     """Serve a profile with vLLM, once the preflight finds nothing against it."""
-    if check_only + dry_run + facts_only + prewarm > 1:
-        raise InputError("--check, --dry-run, --facts-only and --prewarm exclude one another; each checks")
-    loaded = load_profile(profile, sets or [], {} if model is None else {"model.path": model})
+    modes = {"--check": check_only, "--dry-run": dry_run, "--facts-only": facts_only}
+    modes |= {"--prewarm": prewarm, "--selftest": selftest}
+    asked = [name for name, is_asked in modes.items() if is_asked]
+    if len(asked) > 1:
+        raise InputError(f"{' and '.join(asked)} exclude one another; each checks the profile first")
+    overrides = {} if model is None else {"model.path": model}
+    # The gate speaks in every worker; the verdict is this command's.
+    loaded = load_profile(profile, sets or [], overrides | ({"mhc.gate": "warn"} if selftest else {}))
     console = people(as_json)
     if facts is not None and not (check_only or dry_run or facts_only):
         raise InputError("--facts describes another machine; use it with --check or --dry-run")
@@ -86,10 +94,8 @@ def serve(
     if dry_run:
         _dry_run(console, loaded, known, list(context.args), as_json)
         return
-    if prewarm:
-        run_prewarm(console, loaded, known, list(context.args), run_dir, quiet, as_json)
-        return
-    _serve(console, loaded, known, list(context.args), run_dir, quiet, as_json)
+    start = run_prewarm if prewarm else _selftest if selftest else _serve
+    start(console, loaded, known, list(context.args), run_dir, quiet, as_json)
 
 
 def _dry_run(console: Console, loaded: LoadedProfile, facts: Facts, extra: list[str], as_json: bool) -> None:
@@ -128,6 +134,32 @@ def _serve(
             time.sleep(FOLLOW_S)
 
 
+def _selftest(
+    console: Console,
+    loaded: LoadedProfile,
+    facts: Facts,
+    extra: list[str],
+    run_dir: Path,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    run = new_run_directory(run_dir, f"{loaded.profile.name}-selftest")
+    console.print(f"run directory: {run.path}", markup=False)
+    log = Console(stderr=True, highlight=False, soft_wrap=True, style="dim")
+    # The operators are checked on inputs of the gate's own, so weights needn't be read.
+    if loaded.profile.hardware.platform != "cpu" and "--load-format" not in extra:
+        extra = [*extra, "--load-format", "dummy"]
+    with Engine.start(loaded, facts, run, extra) as engine:
+        found = engine.wait_numerics(None if quiet else lambda line: log.print(line, markup=False))
+    run.write_json("numerics.json", {"numerics": found})
+    numerics.show(console, found)
+    refused = numerics.refusal(found)
+    if refused is not None:
+        raise refused
+    if as_json:
+        print_json({"status": numerics.state(found), "run_directory": str(run.path), numerics.SECTION: found})
+
+
 def show_ready(console: Console, report: ReadyReport, loaded: LoadedProfile) -> None:
     """Print where the engine listens, and what was patched in its processes and why."""
     table = Table(title="patches", title_justify="left")
@@ -141,6 +173,9 @@ def show_ready(console: Console, report: ReadyReport, loaded: LoadedProfile) -> 
         console.print("no patches were needed for this platform")
     for line in kernel_lines(report.processes):
         console.print(line, markup=False)
+    gated = numerics.sections(report.processes)
+    if gated:
+        numerics.show(console, gated)
     console.print(
         f"ready after {report.seconds:.1f} s: {report.url}/v1, "
         f"model {rendering.served_name(loaded.profile)!r}",

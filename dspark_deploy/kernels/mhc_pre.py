@@ -15,6 +15,7 @@ measured against. Importing this module imports torch and nothing else; TileLang
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -63,14 +64,22 @@ def mix_ref(
     constants: Constants,
     rms_numel: int,
 ) -> Mixed:
-    """Twin of `mix`: gemm_mul [n_splits, tokens, 24], gemm_sqrsum [n_splits, tokens], scale, base."""
+    """Twin of `mix`: gemm_mul [n_splits, tokens, 24], gemm_sqrsum [n_splits, tokens], scale, base.
+
+    Unlike the kernel it takes any number of streams n, whose n * (n + 2) coefficients gemm_mul has.
+    """
+    streams = math.isqrt(gemm_mul.shape[-1] + 1) - 1
     rms = torch.rsqrt(gemm_sqrsum.sum(0) / rms_numel + constants.rms_eps)
-    gate = torch.cat([scale[i : i + 1].expand(size) for i, size in enumerate((HC, HC, HC * HC))])
+    gate = torch.cat([scale[i : i + 1].expand(size) for i, size in enumerate((streams, streams, streams**2))])
     logits = gemm_mul.sum(0) * rms[:, None] * gate + base
     return Mixed(
-        torch.sigmoid(logits[:, :HC]) + constants.pre_eps,
-        torch.sigmoid(logits[:, HC : 2 * HC]) * constants.post_mult,
-        sinkhorn_ref(logits[:, 2 * HC :].view(-1, HC, HC), constants.sinkhorn_eps, constants.sinkhorn_repeat),
+        torch.sigmoid(logits[:, :streams]) + constants.pre_eps,
+        torch.sigmoid(logits[:, streams : 2 * streams]) * constants.post_mult,
+        sinkhorn_ref(
+            logits[:, 2 * streams :].unflatten(-1, (streams, streams)),
+            constants.sinkhorn_eps,
+            constants.sinkhorn_repeat,
+        ),
     )
 
 
@@ -190,16 +199,24 @@ def mix(
     base: torch.Tensor,
     constants: Constants,
     rms_numel: int,
+    out: Mixed | None = None,
 ) -> Mixed:
-    """Launch `mix` on the tensors' device, all fp32. Shapes as in `mix_ref`."""
-    n_splits, tokens, _ = gemm_mul.shape
-    pre = gemm_mul.new_empty(tokens, HC)
-    post = gemm_mul.new_empty(tokens, HC)
-    comb = gemm_mul.new_empty(tokens, HC * HC)
+    """Launch `mix` on the tensors' device, all fp32. Shapes as in `mix_ref`; writes and returns `out`.
+
+    Raises ValueError where there aren't 4 streams, which the kernel is written for.
+    """
+    n_splits, tokens, mixes = gemm_mul.shape
+    if mixes != MIXES:
+        raise ValueError(
+            f"mHC pre has kernels for {HC} streams ({MIXES} coefficients), not {mixes} coefficients"
+        )
+    if out is None:
+        new = gemm_mul.new_empty
+        out = Mixed(new(tokens, HC), new(tokens, HC), new(tokens, HC, HC))
     if tokens:
         kernel = mix_kernel(n_splits, rms_numel, constants)
-        kernel(gemm_mul, gemm_sqrsum, scale, base, pre, post, comb)
-    return Mixed(pre, post, comb.view(tokens, HC, HC))
+        kernel(gemm_mul, gemm_sqrsum, scale, base, out.pre, out.post, out.comb.view(tokens, HC * HC))
+    return out
 
 
 def collapse(

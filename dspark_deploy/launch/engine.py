@@ -25,6 +25,7 @@ import yaml
 
 from dspark_deploy.errors import EngineDiedError, EngineStartError
 from dspark_deploy.launch import command as rendering
+from dspark_deploy.launch import numerics
 from dspark_deploy.launch.log import LogFollower, meaningful_lines
 from dspark_deploy.launch.rundir import RunDirectory, write_atomically
 from dspark_deploy.launch.supervised import Supervised
@@ -92,27 +93,48 @@ class Engine:
         return cls(process, loaded, run, port)
 
     def wait_ready(self, on_line: Callable[[str], None] | None = None) -> ReadyReport:
-        """Wait for `/health`. `on_line` gets each line of the engine's log. Raises EngineStartError."""
-        limit = self.loaded.profile.engine.ready_timeout_s
+        """Wait for `/health`. `on_line` gets the log's lines. Raises EngineStartError and NumericsRefused."""
         with httpx.Client(timeout=2) as client:
             while True:
                 self.follow(on_line)
                 code = self._process.poll()
                 seconds = time.monotonic() - self._started
-                if code is not None:
-                    raise EngineStartError(
-                        f"the engine exited with code {code} after {seconds:.0f} s, before it was ready",
-                        meaningful_lines(self.run.log),
-                    )
-                if seconds > limit:
-                    raise EngineStartError(
-                        f"the engine was not ready within {limit} s (engine.ready_timeout_s)",
-                        meaningful_lines(self.run.log),
-                    )
+                self._check_start(code, seconds)
                 if self._healthy(client):
                     self.follow(on_line)
                     return ReadyReport(self.url, seconds, process_reports(self.run.processes))
                 time.sleep(POLL_S)
+
+    def wait_numerics(self, on_line: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+        """Wait until every worker's gate has spoken, and return what it said; the engine isn't ready then.
+
+        Raises EngineStartError where the engine ends before, or takes too long.
+        """
+        while True:
+            self.follow(on_line)
+            code = self._process.poll()
+            found = numerics.sections(process_reports(self.run.processes))
+            if numerics.complete(found):
+                return found
+            self._check_start(code, time.monotonic() - self._started)
+            time.sleep(POLL_S)
+
+    def _check_start(self, code: int | None, seconds: float) -> None:
+        """Raise for an engine that has ended or has had its time; NumericsRefused where the gate ended it."""
+        limit = self.loaded.profile.engine.ready_timeout_s
+        if code is not None:
+            refused = numerics.refusal(numerics.sections(process_reports(self.run.processes)))
+            if refused is not None:
+                raise refused
+            raise EngineStartError(
+                f"the engine exited with code {code} after {seconds:.0f} s, before it was ready",
+                meaningful_lines(self.run.log),
+            )
+        if seconds > limit:
+            raise EngineStartError(
+                f"the engine was not ready within {limit} s (engine.ready_timeout_s)",
+                meaningful_lines(self.run.log),
+            )
 
     def _healthy(self, client: httpx.Client) -> bool:
         try:

@@ -79,16 +79,19 @@ def _platform_patches(settings: Settings) -> list[Patch]:
 
 
 def _general_patches(settings: Settings) -> list[Patch]:
+    from dspark_deploy.plugin import gate
+
+    write = functools.partial(write_report, settings.report_dir)
+    checked = gate.hook(settings.mhc_gate, apply_late, add_section, write)
     if settings.platform == "rocm":
         from dspark_deploy.plugin.amd import modules
 
-        write = functools.partial(write_report, settings.report_dir)
-        return [modules.hook(settings, apply_late, add_section, write)]
+        return [checked, modules.hook(settings, apply_late, add_section, write)]
     if settings.platform != "cpu":
-        return []
+        return [checked]
     from dspark_deploy.plugin.cpu_engine import triton_interpreter, worker
 
-    return [*triton_interpreter.checks(), worker.hook(settings.cpu_twins, apply_late)]
+    return [checked, *triton_interpreter.checks(), worker.hook(settings.cpu_twins, apply_late)]
 
 
 PHASES: dict[str, Callable[[Settings], list[Patch]]] = {

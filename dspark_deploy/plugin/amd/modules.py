@@ -40,12 +40,14 @@ def makers(
     settings: Settings, compiles: Compiles, warm: Callable[[Any], None], ready: Callable[[], None]
 ) -> dict[str, Callable[[ModuleType], Patch]]:
     """A function from loaded module to patch, by the module's name."""
+    from dspark_deploy.plugin import wave64
     from dspark_deploy.plugin.amd import capture_guard, fused_post, provider, runner
 
     guard = functools.partial(capture_guard.patch, compiles=compiles)
     return {
         provider.LAYERS: functools.partial(provider.patch, provider=settings.mhc_provider),
         provider.TRITON_KERNELS: functools.partial(provider.collapse_patch, provider=settings.mhc_provider),
+        wave64.KERNELS: wave64.patch,
         **dict.fromkeys(DRAFTS, fused_post.patch),
         **dict.fromkeys((capture_guard.TILELANG, capture_guard.TRITON, capture_guard.AITER), guard),
         runner.RUNNER: functools.partial(runner.runner_patch, compiles=compiles, warm=warm),
