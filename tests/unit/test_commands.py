@@ -201,3 +201,34 @@ def test_patches_that_ended_alike_share_a_row() -> None:
         ("twin (2)", "applied", 1, "a, b"),
         ("twin (1)", "refused", 1, "c: its source differs"),
     ]
+
+
+def test_prewarm_on_the_cpu_says_that_there_is_nothing(tmp_path: Path) -> None:
+    done = serve("--profile", "cpu-tiny.yaml", "--set", "engine.port=0", "--prewarm", "--json", cwd=tmp_path)
+    document = last_json(done)
+    assert done.returncode == 0, done.stderr
+    assert document["status"] == "nothing to warm" and "CPU engine" in str(document["reason"])
+    assert not (tmp_path / "runs").exists(), "no engine was started"
+
+
+def test_prewarm_excludes_check(tmp_path: Path) -> None:
+    done = serve("--profile", "cpu-tiny.yaml", "--prewarm", "--check", cwd=tmp_path)
+    assert done.returncode == 2 and "exclude one another" in done.stderr
+
+
+def test_jit_log_names_the_missing_key(tmp_path: Path) -> None:
+    line = "dspark-deploy jit: library=tilelang kernel=mhc_post_tilelang phase=serving tokens=5 seconds=1.00"
+    (tmp_path / "engine.log").write_text(f"(Worker) WARNING {line} source=compiled key=((4, 7168), ())\n")
+    done = run("tuning.sweep", "jit-log", "engine.log", "--json", cwd=tmp_path)
+    document = last_json(done)
+    assert done.returncode == 0 and document["missing"] == [
+        {
+            "phase": "serving",
+            "library": "tilelang",
+            "kernel": "mhc_post_tilelang",
+            "key": "((4, 7168), ())",
+            "tokens": 5,
+        }
+    ]
+    assert "after ready  tilelang 1" in done.stderr
+    assert run("tuning.sweep", "jit-log", "gone.log", cwd=tmp_path).returncode == 2

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.preflight import Facts, Severity, check, probe
+from dspark_deploy.preflight.aiter import Aiter, defined_functions, positional_calls, read_aiter
 from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
 from tests.unit.facts import good_facts
 from tests.unit.profiles import TEXT, load
@@ -22,6 +24,24 @@ DSPARK = Checkpoint("m", "/m", config={"model_type": "deepseek_v4", "dspark_bloc
 NO_DRAFT = TEXT.replace("  draft: /models/draft\n", "")
 ROCM = NO_DRAFT.replace("{platform: cpu}", "{platform: rocm, arch: gfx950, gpus: 2}")
 GPUS = {"gpu_platform": "rocm", "gpus": ["gfx950", "gfx950"], "draft": None, "model": DSPARK}
+
+MHC = ROCM
+AITER = Aiter(
+    {"mhc_pre_gemm_sqrsum": [4, 5]}, {"mhc_pre_gemm_sqrsum": [5]}, needs_delayed=True, has_delayed=True
+)
+
+
+def mhc_facts(**changes: Any) -> Facts:
+    """A gfx950 machine with a fitting AITER and DeepSeek-V4.1; keys of its config.json can be changed."""
+    config = {"model_type": "deepseek_v41", "dspark_block_size": 5, "hidden_size": 5120, "hc_mult": 4}
+    config |= {"torch_dtype": "bfloat16"}
+    changed = {name: changes.pop(name) for name in list(changes) if name in config}
+    values = {
+        "versions": {"vllm": "0.33.0", "amd-aiter": "0.1.14"},
+        "aiter": AITER,
+        "model": Checkpoint("m", "/m", config=config | changed),
+    }
+    return good_facts(**(GPUS | values | changes))
 
 
 def codes(folder: Path, facts: Facts, text: str = TEXT) -> set[str]:
@@ -57,6 +77,17 @@ def test_nothing_to_say_on_a_good_machine(tmp_path: Path) -> None:
         ),
         ("ADAPTIVE_NEEDS_GRAPHS", good_facts(), TEXT + "  verification: {kind: adaptive}\n"),
         ("ENV_UNSET", good_facts(unset=["HF_TOKEN"]), TEXT),
+        ("AITER_IMPOSTOR", mhc_facts(versions={"vllm": "0.33.0", "aiter": "0.13.2"}), MHC),
+        ("AITER_MISSING", mhc_facts(versions={"vllm": "0.33.0"}), MHC + "mhc: {provider: aiter}\n"),
+        ("AITER_TOO_OLD", mhc_facts(versions={"vllm": "0.33.0", "amd-aiter": "0.1.7.post2"}), MHC),
+        ("AITER_UNREADABLE", mhc_facts(aiter=Aiter(problem="permission denied")), MHC),
+        ("AITER_NO_DELAYED_NORM", mhc_facts(aiter=replace(AITER, has_delayed=False)), MHC),
+        ("AITER_SIGNATURE", mhc_facts(aiter=replace(AITER, calls={"mhc_pre_gemm_sqrsum": [6]})), MHC),
+        ("AITER_SIGNATURE", mhc_facts(aiter=replace(AITER, calls={"get_mhc_pre_splitk": [2]})), MHC),
+        ("AITER_HIDDEN_SIZE", mhc_facts(hidden_size=5000), MHC + "mhc: {provider: aiter}\n"),
+        ("AITER_STREAMS", mhc_facts(hc_mult=2), MHC + "mhc: {provider: aiter}\n"),
+        ("MHC_DTYPE", mhc_facts(torch_dtype="float16"), MHC),
+        ("MHC_DTYPE", mhc_facts(), MHC.replace("engine:", "engine:\n  args: {dtype: float16}")),
         ("PORT_IN_USE", good_facts(port_free=False), TEXT),
         ("HOST_UNUSABLE", good_facts(port_free=None, host_error="Name or service not known"), TEXT),
     ],
@@ -68,6 +99,56 @@ def test_a_rule_speaks(tmp_path: Path, code: str, facts: Facts, text: str) -> No
 def test_rocm_profile_with_everything_in_place(tmp_path: Path) -> None:
     facts = good_facts(**GPUS, versions={"vllm": "0.33.0+rocm"})
     assert codes(tmp_path, facts, ROCM) == set()
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        (mhc_facts(), MHC),
+        (mhc_facts(), MHC + "mhc: {provider: aiter}\n"),
+        (mhc_facts(versions={"vllm": "0.33.0"}, aiter=None), MHC),
+        (mhc_facts(versions={"vllm": "0.33.0", "amd-aiter": "0.1.7"}), MHC + "mhc: {provider: tilelang}\n"),
+        (mhc_facts(versions={"vllm": "0.33.0", "amd-aiter": "checkout"}), MHC),
+        (
+            mhc_facts(aiter=replace(AITER, has_delayed=False), gpus=["gfx942"] * 2),
+            MHC.replace("gfx950", "gfx942"),
+        ),
+        (mhc_facts(aiter=replace(AITER, functions={"mhc_pre_gemm_sqrsum": [4, -1]})), MHC),
+        (mhc_facts(hidden_size=5000, hc_mult=2), MHC),
+        (mhc_facts(torch_dtype="float16"), MHC + "mhc: {provider: torch}\n"),
+    ],
+)
+def test_an_aiter_that_fits_or_is_not_used(tmp_path: Path, facts: Facts, text: str) -> None:
+    assert codes(tmp_path, facts, text) == set()
+
+
+def test_aiter_and_its_caller_are_parsed() -> None:
+    functions = defined_functions("def f(a, b, c=1): ...\ndef g(*a): ...\nclass X: ...\n")
+    assert functions == {"f": [2, 3], "g": [0, -1]}
+    source = (
+        "def one():\n from aiter.ops.mhc import f\n f(1, 2, c=3)\n f(*x)\n"
+        "def two():\n f(1)\n"
+        "def three():\n from aiter.ops.mhc import g as h\n h(1)\n"
+    )
+    assert positional_calls(source) == {"f": [3], "g": [1]}
+
+
+def test_facts_of_an_older_file_are_read(tmp_path: Path) -> None:
+    older = good_facts().as_json()
+    del older["aiter"]
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(older))
+    assert Facts.from_file(path).aiter is None
+
+
+def test_facts_of_aiter_survive_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(mhc_facts().as_json()))
+    assert Facts.from_file(path) == mhc_facts()
+
+
+def test_no_aiter_is_read_where_there_is_none() -> None:
+    assert read_aiter() is None
 
 
 @pytest.mark.parametrize("allowed", ["dspark_deploy", "other,dspark_deploy"])

