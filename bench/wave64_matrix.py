@@ -2,7 +2,7 @@
 
     python -m bench.wave64_matrix --out bench/results/wave64_matrix.json
 
-Takes 5 to 10 minutes on 2 cores the first time, nearly all of it TileLang's; then seconds, from the cache
+Takes minutes on 2 cores the first time, nearly all of it TileLang's; then seconds, from the cache
 folder of the tests. `--hidden 1024,4096` adds sizes; generation gets slower with size.
 
 A case is one launch of one kernel in one order. `time_s` is what that run took on this CPU: what a test

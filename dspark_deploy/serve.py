@@ -145,12 +145,11 @@ def _selftest(
 ) -> None:
     run = new_run_directory(run_dir, f"{loaded.profile.name}-selftest")
     console.print(f"run directory: {run.path}", markup=False)
-    log = Console(stderr=True, highlight=False, soft_wrap=True, style="dim")
     # The operators are checked on inputs of the gate's own, so weights needn't be read.
     if loaded.profile.hardware.platform != "cpu" and "--load-format" not in extra:
         extra = [*extra, "--load-format", "dummy"]
     with Engine.start(loaded, facts, run, extra) as engine:
-        found = engine.wait_numerics(None if quiet else lambda line: log.print(line, markup=False))
+        found = engine.wait_numerics(engine_log(quiet))
     run.write_json("numerics.json", {"numerics": found})
     numerics.show(console, found)
     refused = numerics.refusal(found)

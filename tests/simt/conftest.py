@@ -1,7 +1,7 @@
 """Sources for the tests of a session, generated at once; the full matrix behind `DSPARK_SIMT_FULL=1`.
 
     python -m pytest tests/simt                        hidden 1024 of vLLM's kernels, all sizes of ours
-    DSPARK_SIMT_FULL=1 python -m pytest tests/simt     every kernel at every size; about an hour on 2 cores
+    DSPARK_SIMT_FULL=1 python -m pytest tests/simt     every kernel at every size; TileLang takes its time
 
 Sources and compiled kernels are kept in the test cache folder, by content, so a second run takes seconds.
 """
