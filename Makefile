@@ -36,8 +36,12 @@ lint: $(READY)
 	@echo "==> ruff format"; $(BIN)/ruff format --check .
 	@echo "==> mypy"; $(BIN)/mypy
 
+# Tests that only compute share the cores; those that start processes of their own, and time them, do not.
 test: lint
-	@echo "==> pytest"; $(BIN)/pytest
+	@echo "==> pytest, two at a time: unit, twins, simt, numerics"
+	@$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/twins tests/simt tests/numerics
+	@echo "==> pytest, one at a time: warmup, engine"
+	@$(BIN)/pytest tests/warmup tests/engine
 
 # A smaller space than the profile's own, so that it ends within a quarter of an hour on two cores.
 sweep: $(READY)

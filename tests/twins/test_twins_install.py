@@ -163,7 +163,7 @@ def test_without_twins_every_kernel_stays(monkeypatch, tmp_path):
     registry, platform = asking_worker(monkeypatch, tmp_path, cpu_twins=False)
     process.run_phase("general")
     platform.register_triton_kernel_overrides()
-    assert [record.name for record in registry.records] == [
+    assert [record.name for record in registry.records if record.name != "numerics-watch"] == [
         "vllm-triton-enabled",
         "worker-phase",
         "top-k-top-p",
