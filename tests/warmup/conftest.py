@@ -30,7 +30,7 @@ DEFAULT, REST = ["0.32.0", "0.33.0"], ["0.27.1", "0.30.0"]
 VERSIONS = [*DEFAULT, *(REST if os.environ.get("DSPARK_DEPLOY_WARMUP") == "all" else [])]
 MAX_TOKENS = 8192  # max_num_batched_tokens of every simulated engine
 # Swept one by one up to here, and around every larger constant of the dispatch code up to MAX_TOKENS.
-EVERY_UP_TO = int(os.environ.get("DSPARK_DEPLOY_WARMUP_TOKENS", "300"))
+EVERY_UP_TO = int(os.environ.get("DSPARK_DEPLOY_WARMUP_TOKENS", "1100"))
 HIDDEN = (4096, 5120, 7168)
 FAMILIES = ("deepseek_v4", "deepseek_v41")
 KERNELS = ("mhc_post_tilelang", "mhc_pre_big_fuse_with_norm_tilelang")
