@@ -26,24 +26,21 @@ from dspark_deploy.launch.engine import Engine
 from dspark_deploy.launch.kernels import compile_counts, kernel_lines
 from dspark_deploy.launch.rundir import new_run_directory
 from dspark_deploy.preflight import Facts
+from dspark_deploy.preflight.caches import cache_folders
 from dspark_deploy.profile import LoadedProfile
 
-# The variable that moves each cache, and where it is without.
-CACHES = {
-    "tilelang": ("TILELANG_CACHE_DIR", "~/.tilelang/cache"),
-    "triton": ("TRITON_CACHE_DIR", "~/.triton/cache"),
-    "aiter": ("AITER_JIT_DIR", "~/.aiter/jit"),
-}
+# Caches of kernels, by the variable that moves them; vLLM's own holds torch.compile's graphs instead.
+CACHES = {"tilelang": "TILELANG_CACHE_DIR", "triton": "TRITON_CACHE_DIR", "aiter": "AITER_JIT_DIR"}
 NOTHING = "nothing to warm: the CPU engine interprets or replaces its kernels, and compiles none"
 
 
 def cache_bytes(env: Mapping[str, str]) -> dict[str, int]:
     """Bytes of each cache on disk, as an engine with this environment would find it."""
-    sizes = {}
-    for name, (variable, default) in CACHES.items():
-        folder = Path(env.get(variable) or default).expanduser()
-        sizes[name] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return sizes
+    folders = cache_folders(env)
+    return {
+        name: sum(path.stat().st_size for path in folders[variable].expanduser().rglob("*") if path.is_file())
+        for name, variable in CACHES.items()
+    }
 
 
 def run_prewarm(

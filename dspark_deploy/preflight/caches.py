@@ -40,17 +40,22 @@ class Cache:
     stale_locks: list[str] = field(default_factory=list)
 
 
-def probe_caches(environment: Mapping[str, str]) -> list[Cache]:
-    """The folders of vLLM, TileLang, Triton and AITER as `environment` sets them, else by default."""
+def cache_folders(environment: Mapping[str, str]) -> dict[str, Path]:
+    """Variable -> folder of vLLM, TileLang, Triton and AITER: as `environment` says, else by default."""
     home = Path(environment.get("HOME", "~")).expanduser()
-    folders = {
+    defaults = {
         "VLLM_CACHE_ROOT": home / ".cache" / "vllm",
         "TILELANG_CACHE_DIR": home / ".tilelang" / "cache",
         "TRITON_CACHE_DIR": home / ".triton" / "cache",
         "AITER_JIT_DIR": home / ".aiter" / "jit",
     }
+    return {name: Path(environment.get(name) or default) for name, default in defaults.items()}
+
+
+def probe_caches(environment: Mapping[str, str]) -> list[Cache]:
+    """What is to be known of each folder of `cache_folders`."""
     mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
-    return [_cache(name, Path(environment.get(name) or default), mounts) for name, default in folders.items()]
+    return [_cache(name, path, mounts) for name, path in cache_folders(environment).items()]
 
 
 def _cache(variable: str, path: Path, mounts: dict[str, str]) -> Cache:
