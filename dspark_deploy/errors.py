@@ -9,7 +9,8 @@
     │   └── EngineDiedError        6   the engine died after it was ready
     ├── FileError                  1   a file of ours cannot be written: disk, permissions
     ├── MeasurementError           1   a load, a scrape or an accuracy run that gives no number
-    ├── AccuracyConstraintFailed   7   no measured configuration kept its accuracy
+    ├── GateFailed                 7   a gate saw what it is there to stop
+    │   └── AccuracyConstraintFailed   no measured configuration kept its accuracy
     └── Interrupted              130   stopped by a signal
 
 `docs/exit-codes.md` says what to do about each.
@@ -87,10 +88,18 @@ class MeasurementError(DSparkError):
     """A measurement broke off, or contradicts itself: there is no number, and none is made up."""
 
 
-class AccuracyConstraintFailed(DSparkError):
-    """The sweep ended, and no configuration with speculation kept its accuracy."""
+class GateFailed(DSparkError):
+    """A gate has seen what it is there to stop. `document` holds what it saw, whole."""
 
     exit_code = 7
+
+    def __init__(self, message: str, document: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.document = document or {}
+
+
+class AccuracyConstraintFailed(GateFailed):
+    """The sweep ended, and no configuration with speculation kept its accuracy."""
 
 
 class Interrupted(DSparkError):

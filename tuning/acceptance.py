@@ -1,16 +1,23 @@
 """Acceptance from the engine's own counters: two scrapes of `/metrics`, differenced, summed over engines.
 
+    dspark-tune acceptance --before A.prom --after B.prom
+
     acceptance length   1 + accepted / drafts         tokens that one step yields, pooled over all steps
     per position        accepted at position j / drafts
+    conditional         accepted at j / accepted at j - 1
 
 The identity `acceptance length = 1 + sum(per position)` holds for whole scrapes; where it does not, an
 engine was left out of a sum or restarted between the scrapes, and `Acceptance` refuses to be made.
 vLLM counts accepted drafts before it trims at a stop, so short answers look a little better than what
-reaches the client.
+reaches the client; `past_end_share` says by how much (vllm#56101).
+
+Not covered: one request's acceptance, which counters don't hold (`per_request` has it), and steps without
+drafts, which vLLM doesn't count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,6 +31,8 @@ ACCEPTED = f"{PREFIX}accepted_tokens_total"
 PER_POSITION = f"{PREFIX}accepted_tokens_per_pos_total"
 PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
+GENERATED = "vllm:generation_tokens_total"
+FINISHED = "vllm:request_success_total"
 
 Labels = tuple[tuple[str, str], ...]
 Scrape = dict[tuple[str, Labels], float]
@@ -51,6 +60,9 @@ def difference(before: Scrape, after: Scrape) -> Scrape:
     for key, value in after.items():
         name, labels = key
         change = value - before.get(key, 0.0)
+        if name.startswith(PREFIX) and name.endswith("_created") and key in before and change:
+            # A restarted engine can have passed its earlier count again; its birth date gives it away.
+            raise MetricsError(f"{name}{dict(labels)} changed: the engine was restarted between the scrapes")
         if change < 0 and name.endswith("_total"):
             raise MetricsError(
                 f"{name}{dict(labels)} went from {before[key]:g} to {value:g}: the engine was restarted"
@@ -91,6 +103,16 @@ class Acceptance:
         """Share of drafts whose token at each position was accepted."""
         return [count / self.drafts for count in self.per_position] if self.drafts else []
 
+    @property
+    def conditional_rates(self) -> list[float]:
+        """Share accepted at each position among the drafts that were accepted up to it."""
+        return conditional(self.position_rates)
+
+    @property
+    def tokens_per_draft(self) -> float:
+        """Draft tokens per draft: k where k is fixed."""
+        return self.draft_tokens / self.drafts if self.drafts else 0.0
+
     def __add__(self, other: Acceptance) -> Acceptance:
         width = max(len(self.per_position), len(other.per_position))
         padded = [(*a.per_position, *(0,) * (width - len(a.per_position))) for a in (self, other)]
@@ -103,6 +125,42 @@ class Acceptance:
 
 
 NO_DRAFTS = Acceptance(0, 0, 0, ())
+
+
+def conditional(rates: Sequence[float]) -> list[float]:
+    """From P(accepted >= j) to P(accepted >= j | accepted >= j - 1), as far as there is anything left."""
+    found, previous = [], 1.0
+    for rate in rates:
+        if previous <= 0:
+            break
+        found.append(rate / previous)
+        previous = rate
+    return found
+
+
+def engines(scrape: Scrape) -> int:
+    """How many engines count drafts in a scrape."""
+    return sum(name == DRAFTS for name, _ in scrape)
+
+
+def past_end_share(counted: Scrape) -> float | None:
+    """Share of accepted draft tokens that lay behind the end of their answer, and reached nobody.
+
+    Each finished request has one token from its prefill, and each step one that was no draft. What is
+    missing from the generated tokens was cut off at a stop or at the limit. None without drafts or without
+    the counters, or where a step without drafts makes the sum come out negative.
+    """
+    accepted, finished = total(counted, ACCEPTED), total(counted, FINISHED)
+    if not accepted or not finished:
+        return None
+    cut = finished + total(counted, DRAFTS) + accepted - total(counted, GENERATED)
+    return cut / accepted if cut >= 0 else None
+
+
+def delivered_length(counted: Scrape) -> float | None:
+    """Tokens per step that reached clients, behind each request's first; None without drafts or counters."""
+    drafts, finished = total(counted, DRAFTS), total(counted, FINISHED)
+    return (total(counted, GENERATED) - finished) / drafts if drafts and finished else None
 
 
 def acceptance_between(before: Scrape, after: Scrape) -> Acceptance:

@@ -1,23 +1,36 @@
-"""Greedy accuracy: the same questions to every configuration, kept item by item so that pairs can be made.
+"""Accuracy: the same questions to every configuration, kept item by item so that pairs can be made.
 
-Temperature 0, the completions endpoint, a fixed concurrency. A request that fails voids the run: an error is
-no wrong answer. Answers cut off by the token limit, and answers without a number, are counted apart.
+A request that fails voids the run: an error is no wrong answer. Each item ends in one state:
+
+    answered      an answer was read from it, right or wrong
+    truncated     cut off by the token limit
+    unparsed      ended by itself, and no answer in it
+    degenerate    the same few characters over and over
+    error         no text at all; a run that holds one has no accuracy
+
+Not covered: what the questions are, and how an answer is read; a workload or `gsm8k.protocols` says that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import re
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from dspark_deploy.errors import MeasurementError
+from dspark_deploy.errors import InputError, MeasurementError
 from dspark_deploy.launch.rundir import write_atomically
+from tuning.endpoint import Answer, Endpoint, RequestFailed, Sampling
+from tuning.per_request import RequestSteps, from_histogram
 from tuning.workload import Question
+
+STATES = ("answered", "truncated", "unparsed", "degenerate", "error")
+# Eight times the same up to 64 characters at the end, and 64 characters of it at least.
+LOOP = re.compile(r"(.{1,64}?)\1{7,}\s*\Z", re.DOTALL)
+LOOP_TAIL, LOOP_LEAST = 1024, 64
 
 
 class AccuracyVoidError(MeasurementError):
@@ -26,14 +39,25 @@ class AccuracyVoidError(MeasurementError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One answered question."""
+    """One question and what became of it. `strict` and `flexible` are the answers by the two readings."""
 
     id: str
     gold: str
     answer: str | None
     correct: bool
-    truncated: bool
+    state: str
     text: str
+    finish_reason: str = ""
+    strict: str | None = None
+    flexible: str | None = None
+    reasoning: str = ""
+    tokens: int | None = None
+    histogram: list[int] | None = None
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the token limit ended it, looping or not."""
+        return self.finish_reason == "length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +76,15 @@ class AccuracyRun:
         """Share of right answers."""
         return sum(self.correct) / len(self.items)
 
+    @property
+    def steps(self) -> list[RequestSteps]:
+        """Each request's steps, as far as the engine told them."""
+        return [from_histogram(item.histogram, item.tokens) for item in self.items if item.histogram]
+
     def counts(self) -> dict[str, int]:
-        """Right, cut off by the limit, without an answer."""
-        return {
-            "questions": len(self.items),
-            "correct": sum(self.correct),
-            "truncated": sum(item.truncated for item in self.items),
-            "unparsed": sum(item.answer is None and not item.truncated for item in self.items),
-        }
+        """Questions, right answers, and the states that are no answer."""
+        counted = {state: sum(item.state == state for item in self.items) for state in STATES[1:]}
+        return {"questions": len(self.items), "correct": sum(self.correct), **counted}
 
     def identical_to(self, other: AccuracyRun) -> int:
         """How many answers are the same text. No gate: greedy text may differ between batch shapes."""
@@ -71,46 +96,83 @@ class AccuracyRun:
 
     @classmethod
     def read(cls, path: Path) -> AccuracyRun:
-        """What `write` wrote."""
-        return cls([Item(**json.loads(line)) for line in path.read_text().splitlines()])
+        """What `write` wrote. Raises InputError."""
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return cls([Item(**json.loads(line)) for line in lines])
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{path}: is no file of answered questions: {error}") from error
 
 
-def complete(client: httpx.Client, model: str, prompt: str, max_tokens: int) -> dict[str, Any]:
-    """One greedy completion: the first choice. Raises AccuracyVoidError."""
-    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-    try:
-        response = client.post("/v1/completions", json=body)
-        response.raise_for_status()
-        choice = response.json()["choices"][0]
-    except (httpx.HTTPError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise AccuracyVoidError(f"a completion failed: {type(error).__name__}: {error}") from error
-    if not isinstance(choice, dict) or not isinstance(choice.get("text"), str):
-        raise AccuracyVoidError(f"the server's answer has no text: {str(choice)[:200]}")
-    return choice
+def state_of(text: str, finish_reason: str, answer: str | None) -> str:
+    """The one state of an answer that came."""
+    tail = text[-LOOP_TAIL:]
+    loop = LOOP.search(tail)
+    if loop and len(loop[0].strip()) >= LOOP_LEAST:
+        return "degenerate"
+    if finish_reason == "length":
+        return "truncated"
+    return "unparsed" if answer is None else "answered"
+
+
+def greedy(
+    endpoint: Endpoint, max_tokens: int, answer_of: Callable[[str], str | None]
+) -> Callable[[Question], Item]:
+    """Asks one question by a greedy completion; an answer that was cut off has no answer in it."""
+
+    def ask(question: Question) -> Item:
+        answer = endpoint.complete(question.prompt, Sampling(max_tokens))
+        found = None if answer.finish_reason == "length" else answer_of(answer.text)
+        state = state_of(answer.text, answer.finish_reason, found)
+        return item_of(question, answer, found, state, found == question.gold)
+
+    return ask
+
+
+def item_of(question: Question, answer: Answer, found: str | None, state: str, correct: bool) -> Item:
+    """The item of a question that has one reading of its answer."""
+    return Item(
+        id=question.id,
+        gold=question.gold,
+        answer=found,
+        correct=correct,
+        state=state,
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        strict=found,
+        flexible=found,
+        reasoning=answer.reasoning,
+        tokens=answer.completion_tokens,
+        histogram=list(answer.histogram) or None,
+    )
 
 
 def run_accuracy(
     questions: Sequence[Question],
-    answer_of: Callable[[str], str | None],
+    ask: Callable[[Question], Item],
     *,
-    client: httpx.Client,
-    model: str,
-    max_tokens: int,
     concurrency: int,
+    done: Collection[Item] = (),
+    on_item: Callable[[Item], Any] = lambda item: None,
 ) -> AccuracyRun:
-    """Ask every question once, greedily. Raises AccuracyVoidError."""
+    """Ask every question that isn't in `done`; `on_item` gets each as it comes, in this thread.
 
-    def ask(question: Question) -> Item:
-        choice = complete(client, model, question.prompt, max_tokens)
-        text = choice["text"]
-        truncated = choice.get("finish_reason") == "length"
-        answer = None if truncated else answer_of(text)
-        return Item(question.id, question.gold, answer, answer == question.gold, truncated, text)
-
+    Raises AccuracyVoidError at the first request that fails; what came before has been handed over.
+    """
+    known = {item.id: item for item in done}
+    owed = [question for question in questions if question.id not in known]
     with ThreadPoolExecutor(concurrency) as pool:
-        futures = [pool.submit(ask, question) for question in questions]
+        running = {pool.submit(ask, question) for question in owed}
         try:
-            return AccuracyRun([future.result() for future in futures])
+            while running:
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    item = future.result()
+                    known[item.id] = item
+                    on_item(item)
+        except RequestFailed as error:
+            raise AccuracyVoidError(f"a request failed, and an error is no wrong answer: {error}") from error
         finally:
-            for future in futures:
+            for future in running:
                 future.cancel()
+    return AccuracyRun([known[question.id] for question in questions])

@@ -25,14 +25,14 @@ from dspark_deploy.redaction import redacted
 from tuning.accuracy import AccuracyRun, AccuracyVoidError
 from tuning.best import write_best
 from tuning.machine import describe_machine
-from tuning.measurement import Measurement, measure
+from tuning.measurement import Measurement, Plan, measure
 from tuning.progress import SweepProgress
 from tuning.result import result_json
 from tuning.selection import candidates, select
 from tuning.space import REFERENCE, Configuration, configurations, fingerprint
 from tuning.statistics import compare_paired
 from tuning.study import INTERRUPTED, Study
-from tuning.workload import find_workload
+from tuning.workload import sweep_workload
 
 
 class Campaign:
@@ -52,7 +52,7 @@ class Campaign:
         self._folder = folder
         self._console = console
         self._settings = loaded.profile.sweep
-        self._workload = find_workload(self._settings.workload)
+        self._workload = sweep_workload(self._settings.workload)
         self._cells = configurations(self._settings.space)
         self._study = Study(folder, storage, self._identity(), self._cells, retry_failed)
 
@@ -121,7 +121,7 @@ class Campaign:
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
         measurement, answers, ready = measure(
-            loaded, self._facts, self._settings, self._workload, folder, progress.say
+            loaded, self._facts, Plan.of_sweep(self._settings), self._workload, folder, progress.say
         )
         if configuration == REFERENCE and not any(answers.correct):
             raise AccuracyVoidError(
@@ -138,7 +138,7 @@ class Campaign:
             if len(run.items) != self._settings.accuracy_problems:
                 raise ValueError(f"{len(run.items)} answers of {self._settings.accuracy_problems}")
             return run
-        except (OSError, ValueError, TypeError) as error:
+        except (InputError, ValueError) as error:
             raise InputError(f"{path}: is missing or damaged ({error}); start anew with --out") from error
 
     def _accuracy_violation(self, configuration: Configuration, answers: AccuracyRun) -> float:

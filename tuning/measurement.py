@@ -1,27 +1,27 @@
 """One configuration, measured on one engine: boot, warm-up, every load level, accuracy, end.
 
 One boot serves every measurement, since a boot costs more than all of them together on a small engine.
-Each load level has prompts of its own and is framed by two scrapes of the engine's counters.
+Each load level has prompts of its own and is framed by two scrapes of the engine's counters; before it the
+prefix cache is emptied, where the engine lets us. `dspark-tune sweep` and `dspark-tune measure` both measure
+by this; a sweep stops at a level that is no clean measurement, `measure` says so and goes on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from dspark_deploy.launch.command import served_name
+from dspark_deploy.launch.command import capture_sizes, served_name
 from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.rundir import RunDirectory
 from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
 from dspark_deploy.profile import LoadedProfile
-from dspark_deploy.profile.schema import SweepSettings
+from dspark_deploy.profile.schema import Profile, SweepSettings
 from tuning.acceptance import (
     NO_DRAFTS,
     PREFIX_HITS,
@@ -30,30 +30,89 @@ from tuning.acceptance import (
     MetricsError,
     Scrape,
     acceptance_between,
+    delivered_length,
     difference,
-    parse_metrics,
+    past_end_share,
     total,
 )
-from tuning.accuracy import AccuracyRun, complete, run_accuracy
+from tuning.accuracy import AccuracyRun, greedy, run_accuracy
+from tuning.conditions import snapshot, throttled
+from tuning.endpoint import Endpoint, Sampling
 from tuning.load import Load, LoadFailedError, LoadResult, run_load
-from tuning.workload import TinyArithmetic
+from tuning.summary import acceptance_summary, load_summary
+from tuning.workload import Workload
 
 LOAD_TIMEOUT_S = 1800
 DYING_S = 1.0
-REQUEST_TIMEOUT_S = 600
 # More than this share of a load's prompt tokens found in the prefix cache, and TTFT means something else.
 PREFIX_HIT_LIMIT = 0.01
+SHAPE_TOKENS = 8  # a few steps of each batch size are what its graph or kernel needs
+MOST_SHAPES = 64
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of one engine. `limits` are milliseconds by vLLM's names: ttft, tpot, e2el.
+
+    Each of `loads` is a closed loop; each of `rates` an open one, in requests per second. A `repeat` draws
+    prompts of its own.
+    """
+
+    loads: Sequence[int]
+    requests: int
+    output_tokens: int
+    temperature: float
+    rates: Sequence[float] = ()
+    accuracy_problems: int = 0
+    repeat: int = 0
+    ignore_eos: bool = False
+    chat: bool = False
+    limits: Mapping[str, float] = field(default_factory=dict)
+    strict: bool = True
+
+    @classmethod
+    def of_sweep(cls, settings: SweepSettings) -> Plan:
+        """A sweep's settings as a plan."""
+        return cls(
+            settings.loads,
+            settings.prompts_per_load,
+            settings.output_tokens,
+            settings.temperature,
+            accuracy_problems=settings.accuracy_problems,
+        )
+
+    @property
+    def widest(self) -> int:
+        """Requests in flight at the heaviest closed loop."""
+        return max(self.loads, default=1)
+
+    @property
+    def levels(self) -> list[tuple[int, float | None]]:
+        """Concurrency and rate of every load level, in the order of measurement."""
+        closed: list[tuple[int, float | None]] = [(load, None) for load in self.loads]
+        return closed + [(self.widest, rate) for rate in self.rates]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadMeasurement:
-    """One load level: what the client saw, and what the engine counted meanwhile."""
+    """One load level: what the client saw, what the engine counted meanwhile, and both in numbers."""
 
     result: LoadResult
     acceptance: Acceptance
     prefix_hit_rate: float
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidLoad:
+    """A load level that is no measurement: it has reasons, and no numbers."""
+
+    concurrency: int
+    rate: float | None
+    reasons: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +123,7 @@ class Measurement:
     accuracy_acceptance: Acceptance
     accuracy: dict[str, int]
     seconds: dict[str, float] = field(default_factory=dict)
+    invalid: list[InvalidLoad] = field(default_factory=list)
 
     @property
     def acceptance(self) -> Acceptance:
@@ -79,12 +139,19 @@ class Measurement:
         """What `as_json` gave, after a round trip through JSON."""
         loads = [
             LoadMeasurement(
-                LoadResult(**load["result"]), _acceptance(load["acceptance"]), load["prefix_hit_rate"]
+                LoadResult(**load["result"]),
+                _acceptance(load["acceptance"]),
+                load["prefix_hit_rate"],
+                load.get("summary", {}),
             )
             for load in document["loads"]
         ]
         return cls(
-            loads, _acceptance(document["accuracy_acceptance"]), document["accuracy"], document["seconds"]
+            loads,
+            _acceptance(document["accuracy_acceptance"]),
+            document["accuracy"],
+            document["seconds"],
+            [InvalidLoad(**each) for each in document.get("invalid", [])],
         )
 
 
@@ -95,52 +162,63 @@ def _acceptance(document: dict[str, Any]) -> Acceptance:
 def measure(
     loaded: LoadedProfile,
     facts: Facts,
-    settings: SweepSettings,
-    workload: TinyArithmetic,
+    plan: Plan,
+    workload: Workload,
     folder: Path,
     say: Say,
+    extra: Sequence[str] = (),
 ) -> tuple[Measurement, AccuracyRun, ReadyReport]:
-    """Measure one configuration. Raises EngineError or MeasurementError."""
+    """Measure one configuration; `extra` are flags of vLLM's. Raises EngineError or MeasurementError."""
+    loaded = instrumented(loaded, facts)
     profile = loaded.profile
     seconds: dict[str, float] = {}
     started = time.monotonic()
     say("booting the engine")
-    with Engine.start(loaded, facts, RunDirectory(folder), []) as engine:
+    with Engine.start(loaded, facts, RunDirectory(folder), list(extra)) as engine:
         ready = engine.wait_ready()
         seconds["boot"] = time.monotonic() - started
-        with httpx.Client(base_url=engine.url, timeout=REQUEST_TIMEOUT_S) as client:
-            widest = max(settings.loads)
+        with Endpoint(engine.url, served_name(profile)) as endpoint:
+            session = _Session(engine, endpoint, loaded, facts, plan, workload, folder)
             timed = _Stopwatch(seconds)
             with timed("warm-up"):
                 say("warming up")
-                _warm_up(client, served_name(profile), workload.warm_up_prompts(2 * widest), widest, settings)
-            loads = []
-            for index, concurrency in enumerate(settings.loads):
-                say(f"load {concurrency}")
-                with timed(f"load {concurrency}"):
-                    load = Load(
-                        concurrency,
-                        workload.load_prompts(index, max(settings.prompts_per_load, concurrency)),
-                        settings.output_tokens,
-                        settings.temperature,
-                    )
-                    loads.append(_measure_load(engine, client, load, loaded, facts, folder))
-            say(f"accuracy, {settings.accuracy_problems} problems")
+                session.warm_up()
+            loads: list[LoadMeasurement] = []
+            invalid: list[InvalidLoad] = []
+            levels = plan.levels
+            for index, (concurrency, rate) in enumerate(levels):
+                name = f"load {concurrency}" if rate is None else f"{rate:g} requests/s"
+                say(name)
+                with timed(name):
+                    try:
+                        loads.append(session.measure_load(index, concurrency, rate))
+                    except (LoadFailedError, MetricsError) as error:
+                        if plan.strict:
+                            raise
+                        invalid.append(InvalidLoad(concurrency, rate, [str(error)]))
+                        say(f"{name} is invalid: {error}")
             with timed("accuracy"):
-                before = _scrape(engine, client)
-                answers = run_accuracy(
-                    workload.questions(settings.accuracy_problems),
-                    workload.answer,
-                    client=client,
-                    model=served_name(profile),
-                    max_tokens=settings.output_tokens,
-                    concurrency=widest,
-                )
-                accuracy_acceptance = acceptance_between(before, _scrape(engine, client))
+                answers, accuracy_acceptance = session.measure_accuracy(say)
         stopping = time.monotonic()
     seconds["stop"] = time.monotonic() - stopping
     rounded = {name: round(value, 2) for name, value in seconds.items()}
-    return Measurement(loads, accuracy_acceptance, answers.counts(), rounded), answers, ready
+    measured = Measurement(loads, accuracy_acceptance, answers.counts(), rounded, invalid)
+    return measured, answers, ready
+
+
+def instrumented(loaded: LoadedProfile, facts: Facts) -> LoadedProfile:
+    """The profile with what measuring needs of the engine, and serving doesn't.
+
+    The prefix cache can be emptied, by vLLM's development routes, which only this machine may reach; and each
+    answer carries its own acceptance, where this vLLM can say it.
+    """
+    profile = loaded.profile
+    changes: dict[str, Any] = {}
+    if profile.engine.host in LOOPBACK:
+        changes["engine.env"] = {**profile.engine.env, "VLLM_SERVER_DEV_MODE": "1"}
+    if profile.speculative is not None and facts.has("per_request_acceptance"):
+        changes["engine.args"] = {"per-request-spec-decode-metrics": "summary", **profile.engine.args}
+    return loaded.revised(changes) if changes else loaded
 
 
 class _Stopwatch:
@@ -162,51 +240,139 @@ class _Stopwatch:
         self._table[self._phase] = time.monotonic() - self._started
 
 
-def _warm_up(
-    client: httpx.Client, model: str, prompts: list[str], concurrency: int, settings: SweepSettings
-) -> None:
-    """Send prompts that nothing else uses, as many at a time as the heaviest load will be."""
-    with ThreadPoolExecutor(concurrency) as pool:
-        for answer in pool.map(lambda p: complete(client, model, p, settings.output_tokens), prompts):
-            del answer
-
-
-def _measure_load(
-    engine: Engine, client: httpx.Client, load: Load, loaded: LoadedProfile, facts: Facts, folder: Path
-) -> LoadMeasurement:
-    before = _scrape(engine, client)
-    try:
-        result = run_load(
-            load,
-            url=engine.url,
-            model=served_name(loaded.profile),
-            tokenizer=resolve(loaded.profile.model.path),
-            distribution=facts.vllm_distribution,
-            folder=folder / f"load-{load.concurrency}",
-            timeout_s=LOAD_TIMEOUT_S,
+def batch_shapes(profile: Profile, widest: int) -> list[int]:
+    """Batch sizes that warm-up must have run: those captured, up to the widest load; else powers of two."""
+    speculative = profile.speculative
+    width = 1 + (speculative.num_speculative_tokens if speculative else 0)
+    captured = [size // width for size in capture_sizes(profile) if size // width <= widest]
+    shapes = captured or [1 << power for power in range(widest.bit_length())]
+    if len(shapes) > MOST_SHAPES:  # ends and evenly between: a graph serves the sizes below it, too
+        shapes = sorted(
+            {shapes[round(i * (len(shapes) - 1) / (MOST_SHAPES - 1))] for i in range(MOST_SHAPES)}
         )
-    except LoadFailedError:
-        engine.check_alive()  # a dead engine is the better explanation
-        raise
-    after = _scrape(engine, client)
-    counted = difference(before, after)
-    queries = total(counted, PREFIX_QUERIES)
-    hit_rate = total(counted, PREFIX_HITS) / queries if queries else 0.0
-    if hit_rate > PREFIX_HIT_LIMIT:
-        raise LoadFailedError(
-            f"{hit_rate:.1%} of the prompt tokens at load {load.concurrency} came from the prefix cache: "
-            f"its times are not those of fresh prompts. Set engine.args.enable-prefix-caching to false"
+    return sorted({*shapes, widest})
+
+
+class _Session:
+    """One ready engine with what is asked of it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        endpoint: Endpoint,
+        loaded: LoadedProfile,
+        facts: Facts,
+        plan: Plan,
+        workload: Workload,
+        folder: Path,
+    ) -> None:
+        self._engine, self._endpoint = engine, endpoint
+        self._profile = loaded.profile
+        self._facts, self._plan, self._workload, self._folder = facts, plan, workload, folder
+
+    def warm_up(self) -> None:
+        """Bursts of every batch size, then full answers at the widest load; prompts of their own."""
+        widest = self._plan.widest
+        shapes = batch_shapes(self._profile, widest)
+        prompts = self._workload.warm_up_prompts(sum(shapes) + 2 * widest)
+        short = Sampling(min(SHAPE_TOKENS, self._plan.output_tokens), ignore_eos=True)
+        whole = Sampling(self._plan.output_tokens)
+        with ThreadPoolExecutor(widest) as pool:
+            for shape in shapes:
+                burst, prompts = prompts[:shape], prompts[shape:]
+                list(pool.map(lambda prompt: self._endpoint.complete(prompt, short), burst))
+            list(pool.map(lambda prompt: self._endpoint.complete(prompt, whole), prompts))
+
+    def measure_load(self, index: int, concurrency: int, rate: float | None) -> LoadMeasurement:
+        """One load level. Raises LoadFailedError or MetricsError where it is no clean measurement."""
+        plan, profile = self._plan, self._profile
+        reset = self._endpoint.reset_prefix_cache()
+        conditions = [snapshot()]
+        before = self._scrape()
+        load = Load(
+            concurrency,
+            self._workload.requests(index, max(plan.requests, concurrency), plan.repeat),
+            plan.output_tokens,
+            plan.temperature,
+            rate,
+            plan.ignore_eos,
+            plan.chat,
+            plan.limits,
         )
-    return LoadMeasurement(result, acceptance_between(before, after), hit_rate)
+        try:
+            result = run_load(
+                load,
+                url=self._engine.url,
+                model=served_name(profile),
+                tokenizer=resolve(profile.model.path),
+                distribution=self._facts.vllm_distribution,
+                folder=self._folder / (f"load-{concurrency}" if rate is None else f"rate-{rate:g}"),
+                timeout_s=LOAD_TIMEOUT_S,
+            )
+        except LoadFailedError:
+            self._engine.check_alive()  # a dead engine is the better explanation
+            raise
+        after = self._scrape()
+        conditions.append(snapshot())
+        counted = difference(before, after)
+        queries = total(counted, PREFIX_QUERIES)
+        hit_rate = total(counted, PREFIX_HITS) / queries if queries else 0.0
+        if hit_rate > PREFIX_HIT_LIMIT:
+            raise LoadFailedError(
+                f"{hit_rate:.1%} of the prompt tokens at load {concurrency} came from the prefix cache: "
+                f"its times are not those of fresh prompts. Set engine.args.enable-prefix-caching to false"
+            )
+        acceptance = acceptance_between(before, after)
+        fixed_k = profile.speculative is not None and profile.speculative.verification.kind == "fixed"
+        summary = load_summary(result, profile.hardware.gpus) | {
+            "acceptance": acceptance_summary(
+                acceptance, result, past_end_share(counted), delivered_length(counted), fixed_k
+            ),
+            "prefix_cache_reset": reset,
+            "conditions": conditions,
+            "notes": notes(result, conditions),
+        }
+        slim = replace(result, chunk_gaps_ms=[])  # a gap per step and request is for bench.json alone
+        return LoadMeasurement(slim, acceptance, hit_rate, summary)
+
+    def measure_accuracy(self, say: Say) -> tuple[AccuracyRun, Acceptance]:
+        """The workload's questions, greedily; nothing where none are asked for or it has none."""
+        questions = self._workload.questions(self._plan.accuracy_problems)
+        if not questions:
+            return AccuracyRun([]), NO_DRAFTS
+        say(f"accuracy, {len(questions)} problems")
+        before = self._scrape()
+        answers = run_accuracy(
+            questions,
+            greedy(self._endpoint, self._plan.output_tokens, self._workload.answer),
+            concurrency=self._plan.widest,
+        )
+        return answers, acceptance_between(before, self._scrape())
+
+    def _scrape(self) -> Scrape:
+        self._engine.check_alive()
+        try:
+            return self._endpoint.scrape()
+        except MetricsError:
+            time.sleep(DYING_S)  # an engine that is just dying is the better explanation
+            self._engine.check_alive()
+            raise
 
 
-def _scrape(engine: Engine, client: httpx.Client) -> Scrape:
-    engine.check_alive()
-    try:
-        response = client.get("/metrics")
-        response.raise_for_status()
-    except httpx.HTTPError as error:
-        time.sleep(DYING_S)  # an engine that is just dying is the better explanation
-        engine.check_alive()
-        raise MetricsError(f"the engine does not answer /metrics: {error}") from error
-    return parse_metrics(response.text)
+def notes(result: LoadResult, conditions: Sequence[dict[str, Any]]) -> list[str]:
+    """What a reader of this load level must know, though its numbers stand."""
+    found = [sentence for moment in conditions for sentence in throttled(moment)]
+    if result.rate is None and result.requests < 10 * result.concurrency:
+        found.append(
+            f"{result.requests} requests at {result.concurrency} in flight: "
+            f"output tokens/s include ramp and drain"
+        )
+    late = [value for value in result.lateness_ms if value > result.mean_tpot_ms]
+    if len(late) > 0.05 * max(len(result.lateness_ms), 1):
+        found.append(
+            f"the client was late by over one TPOT for {len(late)} of {len(result.lateness_ms)} requests"
+        )
+    busy = max(moment["load_1_min"] / (moment["cores"] or 1) for moment in conditions)
+    if busy > 1.5:
+        found.append(f"the machine was loaded: {busy:.1f} runnable threads a core")
+    return list(dict.fromkeys(found))

@@ -30,7 +30,7 @@ def write_report(result: dict[str, Any], path: Path) -> None:
         ("accuracy", "Accuracy and its interval", accuracy_figure(complete)),
     ]
     rendered = [
-        {"id": name, "title": title, "html": _embed(figure, name, with_library=index == 0)}
+        {"id": name, "title": title, "html": embed(figure, name, with_library=index == 0)}
         for index, (name, title, figure) in enumerate(figures)
     ]
     source = resources.files("tuning").joinpath("report.html.j2").read_text(encoding="utf-8")
@@ -39,7 +39,8 @@ def write_report(result: dict[str, Any], path: Path) -> None:
     write_atomically(path, template.render(result=result, complete=complete, figures=rendered))
 
 
-def _embed(figure: go.Figure, name: str, with_library: bool) -> str:
+def embed(figure: go.Figure, name: str, with_library: bool) -> str:
+    """A figure as HTML; the first of a page brings the library along."""
     figure.update_layout(
         template="plotly_white",
         margin={"l": 60, "r": 20, "t": 20, "b": 50},
@@ -64,7 +65,7 @@ def acceptance_figure(cells: list[dict[str, Any]]) -> go.Figure:
     for index, cell in enumerate(cell for cell in cells if cell["acceptance_by_position"]):
         rates = cell["acceptance_by_position"]
         figure.add_scatter(
-            x=list(range(1, len(rates) + 1)), y=rates, name=cell["configuration"], **_style(index)
+            x=list(range(1, len(rates) + 1)), y=rates, name=cell["configuration"], **line_style(index)
         )
     figure.update_xaxes(title="position in the draft", dtick=1)
     figure.update_yaxes(title="share of drafts accepted", range=[0, 1])
@@ -97,7 +98,7 @@ def tpot_figure(cells: list[dict[str, Any]]) -> go.Figure:
                 "array": [load["tpot_ms_interval"]["high"] - load["tpot_ms"] for _, load in points],
                 "arrayminus": [load["tpot_ms"] - load["tpot_ms_interval"]["low"] for _, load in points],
             },
-            **_style(index),
+            **line_style(index),
         )
     figure.update_xaxes(title="speculative tokens (0: no speculation)", dtick=1)
     figure.update_yaxes(title="mean TPOT, ms", rangemode="tozero")
@@ -120,7 +121,7 @@ def pareto_figure(cells: list[dict[str, Any]], result: dict[str, Any]) -> go.Fig
     for index, (name, members, mode) in enumerate(groups):
         ordered = sorted(members, key=point)
         if ordered:
-            style = {**_style(index), "mode": mode}
+            style = {**line_style(index), "mode": mode}
             figure.add_scatter(
                 x=[point(cell)[0] for cell in ordered],
                 y=[point(cell)[1] for cell in ordered],
@@ -142,7 +143,7 @@ def accuracy_figure(cells: list[dict[str, Any]]) -> go.Figure:
     values = [cell["accuracy"] for cell in cells]
     above = [cell["accuracy_interval"]["high"] - cell["accuracy"] for cell in cells]
     below = [cell["accuracy"] - cell["accuracy_interval"]["low"] for cell in cells]
-    style = {**_style(0), "mode": "markers"}
+    style = {**line_style(0), "mode": "markers"}
     figure.add_scatter(
         x=[cell["configuration"] for cell in cells],
         y=values,
@@ -155,7 +156,8 @@ def accuracy_figure(cells: list[dict[str, Any]]) -> go.Figure:
     return figure
 
 
-def _style(index: int) -> dict[str, Any]:
+def line_style(index: int) -> dict[str, Any]:
+    """Colour and symbol of the line number `index`."""
     return {
         "mode": "lines+markers",
         "line": {"color": COLOURS[index % len(COLOURS)]},

@@ -3,9 +3,10 @@
     dspark-tune sweep --profile cpu-tiny.yaml
     dspark-tune sweep --profile cpu-tiny.yaml --num-speculative-tokens none,1,3,5,7 --loads 1,8
 
-Interrupted sweeps go on where they stopped: run the same command again. Exit codes: 0 good; 2 bad input;
-3 preflight refused; 5 the engine without speculation did not start; 6 it died; 7 no configuration with
-speculation kept its accuracy; 130 interrupted.
+The other subcommands (measure, acceptance, gsm8k, compare, accuracy-gate, divergence, predict, kernels,
+report) have a module each in `tuning.commands`. Interrupted sweeps go on where they stopped: run the same
+command again. Exit codes: 0 good; 2 bad input; 3 preflight refused; 5 the engine without speculation did not
+start; 6 it died; 7 no configuration with speculation kept its accuracy; 130 interrupted.
 
 Not covered: searching beyond a grid, and more than one machine.
 """
@@ -13,8 +14,6 @@ Not covered: searching beyond a grid, and more than one machine.
 from __future__ import annotations
 
 import fcntl
-import importlib.util
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +24,18 @@ import typer
 from dspark_deploy.console import people, print_json, run_app, show_findings
 from dspark_deploy.errors import AccuracyConstraintFailed, InputError, MeasurementError, PreflightRefused
 from dspark_deploy.preflight import Severity, check, probe
-from dspark_deploy.profile import LoadedProfile, load_profile
+from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.loading import validated
 from tuning.campaign import Campaign
+from tuning.commands import gsm8k
+from tuning.commands.acceptance import acceptance
+from tuning.commands.common import numbers, refuse_api_key, require_libraries, words
+from tuning.commands.compare import accuracy_gate, compare_command
+from tuning.commands.divergence import divergence
+from tuning.commands.kernels import kernels
+from tuning.commands.measure import measure_command
+from tuning.commands.predict import predict_command
+from tuning.commands.report import report as report_command
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -57,9 +65,9 @@ def sweep(
     """Measure every configuration of the space; write best.yaml and report.html."""
     loaded = load_profile(profile, sets or [])
     given = {
-        "space.num_speculative_tokens": _numbers(num_speculative_tokens, "--num-speculative-tokens"),
-        "space.draft_sample_method": _words(draft_sample_method),
-        "loads": _numbers(loads, "--loads"),
+        "space.num_speculative_tokens": numbers(num_speculative_tokens, "--num-speculative-tokens"),
+        "space.draft_sample_method": words(draft_sample_method),
+        "loads": numbers(loads, "--loads"),
         "prompts_per_load": prompts_per_load,
         "accuracy_problems": accuracy_problems,
         "accuracy_margin": accuracy_margin,
@@ -67,7 +75,11 @@ def sweep(
     }
     loaded = validated(loaded, {f"sweep.{key}": value for key, value in given.items() if value is not None})
     console = people(as_json)
-    _require_libraries(report)
+    needed = {"pandas": "vllm bench serve reads its prompts with it: pip install pandas"}
+    if report:
+        line = "report.html needs it: pip install 'dspark-deploy[report]', or use --no-report"
+        needed |= {"plotly": line, "jinja2": line}
+    require_libraries(needed)
     folder = out or Path("runs") / f"sweep-{loaded.profile.name}"
     facts = probe(loaded.revised({"engine.port": 0}).profile)
     findings = check(loaded, facts)
@@ -77,7 +89,7 @@ def sweep(
             "preflight refused this sweep; the findings above say why, and what to do",
             [finding.as_json() for finding in findings],
         )
-    _refuse_api_key(loaded)
+    refuse_api_key(loaded)
     with _locked(folder):
         campaign = Campaign(loaded, facts, folder, storage, retry_failed, console)
         campaign.run()
@@ -115,6 +127,17 @@ def jit_log(
         print_json(log.as_json())
 
 
+app.command("measure")(measure_command)
+app.command("acceptance")(acceptance)
+app.add_typer(gsm8k.app, name="gsm8k")
+app.command("compare")(compare_command)
+app.command("accuracy-gate")(accuracy_gate)
+app.command("divergence")(divergence)
+app.command("kernels")(kernels)
+app.command("predict")(predict_command)
+app.command("report")(report_command)
+
+
 def _judge(result: dict[str, Any]) -> None:
     """Raises where no speculation could be measured, or none of it kept accuracy."""
     asked = [cell for cell in result["cells"] if cell["num_speculative_tokens"]]
@@ -134,40 +157,6 @@ def _judge(result: dict[str, Any]) -> None:
         )
         lost.document = result
         raise lost
-
-
-def _refuse_api_key(loaded: LoadedProfile) -> None:
-    """The tuner sends no key, so an engine that wants one would answer 401 after a whole boot."""
-    engine = loaded.profile.engine
-    if "api-key" in engine.args or "VLLM_API_KEY" in {**engine.env, **os.environ}:
-        raise InputError(
-            "the engine would ask for an API key (engine.args.api-key or VLLM_API_KEY), and dspark-tune "
-            "sends none; leave it out for tuning, on a host that only this machine reaches"
-        )
-
-
-def _require_libraries(report: bool) -> None:
-    needed = {"pandas": "vllm bench serve reads its prompts with it: pip install pandas"}
-    if report:
-        line = "report.html needs it: pip install 'dspark-deploy[report]', or use --no-report"
-        needed |= {"plotly": line, "jinja2": line}
-    missing = [f"{name}: {why}" for name, why in needed.items() if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError([f"missing library {line}" for line in missing])
-
-
-def _words(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(text: str | None, flag: str) -> list[int | str] | None:
-    words = _words(text)
-    if words is None:
-        return None
-    bad = [word for word in words if not (word.isdecimal() or word == "none")]
-    if bad or not words:
-        raise InputError(f"{flag} {text}: {bad[0] if bad else 'nothing'!r} is no number; write it as 1,3,5")
-    return [int(word) if word.isdecimal() else word for word in words]
 
 
 @contextmanager

@@ -1,15 +1,33 @@
-"""Workloads: what the engine is asked while it is measured. Always real text, never random tokens.
+"""Workloads by name: what the engine is asked while it is measured.
 
-A workload gives three disjoint kinds of prompts: for warming up, for each load level, and for accuracy,
-where each has an answer. Random tokens would make acceptance meaningless, in both directions.
+    tiny-arithmetic    the built-in checkpoint's own language, with answers
+    random             the seed protocol: random tokens, 1024 in and out, load 1, 8 prompts, EOS ignored
+    sharegpt           first turns of a ShareGPT JSON file
+    speed-bench        SPEED-Bench's folder of JSONL files
+    jsonl              your own: one {"prompt": "..."} a line
+
+A workload gives disjoint prompts for warming up, for each load level and for accuracy, where it has answers.
+Load levels and repeats take turns through a file, so that none finds another's prompts in the prefix cache.
+Random tokens give latency and never rank k: they make acceptance meaningless, both ways (vllm#33497).
+
+Not covered: multi-turn conversations, and images.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.tiny import language
+
+WARM_UP_TOKENS = 64
+REPEAT_STRIDE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +39,45 @@ class Question:
     gold: str
 
 
-class TinyArithmetic:
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What `vllm bench serve` is to send: prompts of ours, or a dataset of its own by flags."""
+
+    count: int
+    prompts: Sequence[str] = ()
+    arguments: Sequence[str] = ()
+
+
+class Workload:
+    """Base of all. `ranks_k`: whether acceptance on it means anything; `template`: who renders prompts."""
+
+    name = ""
+    ranks_k = True
+    template = "none: raw prompts to the completions endpoint"
+
+    def warm_up_prompts(self, count: int) -> list[str]:
+        """Prompts that no measurement uses: digits by chance, unless the workload has better."""
+        drawn = random.Random(f"{self.name} warm-up")  # noqa: S311
+        return [" ".join(str(drawn.randrange(10**6)) for _ in range(WARM_UP_TOKENS)) for _ in range(count)]
+
+    def requests(self, load_index: int, count: int, repeat: int = 0) -> Requests:
+        """The requests of one load level in one repeat. Raises InputError where prompts run out."""
+        raise NotImplementedError
+
+    def questions(self, count: int) -> list[Question]:
+        """Problems with answers; a workload without any gives none."""
+        return []
+
+    def answer(self, text: str) -> str | None:
+        """The answer that a completion gives, or None where it gives none."""
+        return None
+
+    def fingerprint(self) -> str:
+        """Hash of what the workload draws from."""
+        raise NotImplementedError
+
+
+class TinyArithmetic(Workload):
     """The built-in checkpoint's own language: word problems whose questions it has never seen."""
 
     name = "tiny-arithmetic"
@@ -30,9 +86,13 @@ class TinyArithmetic:
         """Prompts that no measurement uses."""
         return _prompts(language.WARM_UP_SEEDS[0], count)
 
-    def load_prompts(self, load_index: int, count: int) -> list[str]:
+    def load_prompts(self, load_index: int, count: int, repeat: int = 0) -> list[str]:
         """Prompts for one load level. Levels differ, so that no level finds another's prefix cached."""
-        return _prompts(language.LOAD_SEEDS[load_index], count)
+        return _prompts(language.LOAD_SEEDS[load_index + REPEAT_STRIDE * repeat], count)
+
+    def requests(self, load_index: int, count: int, repeat: int = 0) -> Requests:
+        """As `load_prompts`."""
+        return Requests(count, self.load_prompts(load_index, count, repeat))
 
     def questions(self, count: int) -> list[Question]:
         """Held-out problems with their answers."""
@@ -44,16 +104,120 @@ class TinyArithmetic:
         found = language.final_answer(text)
         return None if found is None else str(found)
 
+    def fingerprint(self) -> str:
+        """Of the language's source: what is drawn follows from it."""
+        return hashlib.sha256(Path(language.__file__).read_bytes()).hexdigest()
+
+
+@dataclass
+class RandomTokens(Workload):
+    """The seed protocol of DSpark's first reports. Latency only: it never ranks k."""
+
+    input_tokens: int = 1024
+    output_tokens: int = 1024
+    name: str = field(default="random", init=False)
+    ranks_k = False
+
+    def requests(self, load_index: int, count: int, repeat: int = 0) -> Requests:
+        """vLLM's own random dataset, with a seed for each level and repeat."""
+        arguments = (
+            *("--dataset-name", "random", "--seed", str(load_index + REPEAT_STRIDE * repeat + 1)),
+            *("--random-input-len", str(self.input_tokens), "--random-output-len", str(self.output_tokens)),
+        )
+        return Requests(count, arguments=arguments)
+
+    def fingerprint(self) -> str:
+        """Of the lengths; the seeds follow from the level and the repeat."""
+        return hashlib.sha256(f"random {self.input_tokens} {self.output_tokens}".encode()).hexdigest()
+
+
+@dataclass
+class FromFile(Workload):
+    """Prompts of a file, in its order: the first for warming up, then a slice for each level and repeat."""
+
+    path: Path
+    name: str
+    prompts: list[str] = field(repr=False, default_factory=list)
+    reserved: int = 0
+
+    def warm_up_prompts(self, count: int) -> list[str]:
+        """The file's last prompts, as far as a quarter of it goes; then digits."""
+        self.reserved = min(count, len(self.prompts) // 4)
+        own = self.prompts[len(self.prompts) - self.reserved :]
+        return own + super().warm_up_prompts(count - len(own))
+
+    def requests(self, load_index: int, count: int, repeat: int = 0) -> Requests:
+        """The next `count` prompts. Raises InputError where the file is too short to be disjoint."""
+        first = (load_index + repeat) * count
+        found = self.prompts[first : first + count]
+        if first + count > len(self.prompts) - self.reserved:
+            raise InputError(
+                f"{self.path}: has {len(self.prompts)} prompts, and level {load_index + 1} would need "
+                f"{first + count} besides {self.reserved} for warming up; ask for fewer --requests or --loads"
+            )
+        return Requests(count, found)
+
+    def fingerprint(self) -> str:
+        """Of the prompts, in their order."""
+        return hashlib.sha256("\0".join(self.prompts).encode()).hexdigest()
+
 
 def _prompts(seed: int, count: int) -> list[str]:
     return [language.prompt(problem) for problem in language.problems(seed, count)]
 
 
-WORKLOADS = {TinyArithmetic.name: TinyArithmetic}
+def _json_lines(path: Path) -> list[Any]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: can't be read as JSON lines: {error}") from error
 
 
-def find_workload(name: str) -> TinyArithmetic:
+def _read(name: str, path: Path) -> list[str]:
+    """The prompts of a file in the form that `name` says. Raises InputError."""
+    try:
+        if name == "sharegpt":
+            entries = json.loads(path.read_text(encoding="utf-8"))
+            talks = [entry.get("conversations", []) for entry in entries]
+            found = [talk[0]["value"] for talk in talks if len(talk) >= 2]
+        elif name == "speed-bench":
+            file = path / "qualitative.jsonl" if path.is_dir() else path
+            found = [row["messages"][0]["content"] for row in _json_lines(file)]
+        else:
+            found = [row["prompt"] for row in _json_lines(path)]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: isn't in the form of workload {name} ({error!r})") from error
+    if not found or not all(isinstance(prompt, str) for prompt in found):
+        raise InputError(f"{path}: has no prompts in the form of workload {name}")
+    return list(dict.fromkeys(found))  # a prompt that comes twice would meet itself in the prefix cache
+
+
+FROM_FILES = ("sharegpt", "speed-bench", "jsonl")
+WORKLOADS = (TinyArithmetic.name, "random", *FROM_FILES)
+
+
+def find_workload(name: str, path: Path | None = None) -> Workload:
     """The workload of that name. Raises InputError."""
-    if name not in WORKLOADS:
-        raise InputError(f"sweep.workload: there is no workload {name!r}; known: {', '.join(WORKLOADS)}")
-    return WORKLOADS[name]()
+    if name == TinyArithmetic.name:
+        return TinyArithmetic()
+    if name == "random":
+        return RandomTokens()
+    if name in FROM_FILES:
+        if path is None:
+            raise InputError(f"workload {name} reads its prompts from a file; name it with --data PATH")
+        return FromFile(path, name, _read(name, path))
+    raise InputError(f"there is no workload {name!r}; known: {', '.join(WORKLOADS)}")
+
+
+def sweep_workload(name: str) -> Workload:
+    """The workload of a sweep: one with answers, on which k may be ranked. Raises InputError."""
+    if name not in (TinyArithmetic.name,):
+        why = (
+            "random tokens make acceptance meaningless, so they never rank k"
+            if name == "random"
+            else "a sweep needs answers"
+        )
+        known = f"known to a sweep: {TinyArithmetic.name}"
+        raise InputError(f"sweep.workload: there is no workload {name!r} for a sweep ({why}); {known}")
+    return find_workload(name)

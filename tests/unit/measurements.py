@@ -29,7 +29,7 @@ def answers(right: int, total: int = 100) -> AccuracyRun:
     """The first `right` of `total` questions answered rightly."""
     return AccuracyRun(
         [
-            Item(f"q{i}", "1", "1" if i < right else "2", i < right, False, f"answer {i < right}")
+            Item(f"q{i}", "1", "1" if i < right else "2", i < right, "answered", f"answer {i < right}")
             for i in range(total)
         ]
     )

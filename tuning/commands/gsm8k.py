@@ -1,0 +1,186 @@
+"""`dspark-tune gsm8k run` and `gsm8k score`: accuracy by a named protocol, item by item.
+
+    dspark-tune gsm8k run --data FOLDER --url http://localhost:8000 --protocol vllm-8shot --out runs/gsm8k-a
+    dspark-tune gsm8k run --data FOLDER --profile mi355x.yaml --protocol strict-8shot --out runs/gsm8k-b
+    dspark-tune gsm8k score runs/gsm8k-a/items.jsonl --protocol strict-8shot
+
+An interrupted run goes on when it is run again. A void run is a failed measurement: exit code 1. Not covered:
+comparing two runs, which `compare` and `accuracy-gate` do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dspark_deploy.console import people, print_json
+from dspark_deploy.errors import InputError
+from tuning.accuracy import AccuracyRun, Item
+from tuning.commands.common import Json, Model, ProfileOption, Sets, Url, an_endpoint, conclude, item_progress
+from tuning.gsm8k.dataset import load_gsm8k
+from tuning.gsm8k.protocols import PROTOCOLS, find_protocol, rescore
+from tuning.gsm8k.run import refuse_void, run_in_folder, summary
+from tuning.measurement import instrumented
+from tuning.record import Record, Workload, now
+
+app = typer.Typer(no_args_is_help=True, help="GSM8K by a named protocol: run it, or score its answers.")
+Protocol_ = Annotated[str, typer.Option("--protocol", help=", ".join(PROTOCOLS))]
+
+
+@app.command()
+def run(
+    data: Annotated[str, typer.Option(help="Folder with test.jsonl and train*.jsonl, or hub")],
+    protocol: Protocol_ = "strict-8shot",
+    url: Url = None,
+    model: Model = None,
+    profile: ProfileOption = None,
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder [runs/gsm8k-PROTOCOL]")] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight; the same in both arms", min=1)] = 32,
+    limit: Annotated[int | None, typer.Option(help="Only the first questions", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Base seed of protocols that draw by chance")] = 0,
+    chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON for the server's template")] = None,
+    allow_other: Annotated[
+        bool, typer.Option("--allow-other-data", help="Data in GSM8K's form that isn't GSM8K")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Ask the questions; items, record and progress are in the run's folder."""
+    console = people(as_json)
+    chosen = find_protocol(protocol)
+    extra = _template_arguments(chat_template_kwargs, chosen.chat)
+    dataset = load_gsm8k(data, allow_other)
+    questions = chosen.questions(dataset, limit)
+    folder = out or Path("runs") / f"gsm8k-{protocol}"
+    with an_endpoint(console, url, model, profile, sets, instrumented) as (endpoint, engine):
+        identity = {
+            **chosen.describe(),
+            "extra": extra,
+            "seed": seed,
+            "shots_sha256": dataset.shots_sha256,
+            "test_sha256": dataset.test_sha256,
+            "engine": engine.build,
+            "profile_sha256": engine.profile_sha256,
+            "model": endpoint.model,
+        }
+        with item_progress(console, f"gsm8k {protocol}", len(questions)) as step:
+            answers = run_in_folder(
+                folder,
+                identity,
+                questions,
+                chosen.asker(endpoint, extra, seed),
+                concurrency,
+                lambda item: step(),
+            )
+    found = summary(answers, chosen)
+    result = {
+        **chosen.describe(),
+        "shots_sha256": dataset.shots_sha256,
+        "data_pinned": dataset.pinned,
+        "concurrency": concurrency,
+        "items": str(folder / "items.jsonl"),
+        **found,
+    }
+    workload = Workload(
+        name=f"gsm8k {protocol}",
+        sha256=dataset.test_sha256,
+        template=str(result["template"]),
+        sampling=dict(result["sampling"]) | extra,
+    )
+    record = Record(
+        kind="gsm8k",
+        status="invalid" if found["void"] else "complete",
+        created=now(),
+        engine=engine,
+        workload=workload,
+        result=result,
+    )
+    show(console, result)
+    if found["void"]:
+        record.write(folder / "record.json")
+        refuse_void(record.as_json() | {"void": found["void"]})
+    conclude(console, record, folder / "record.json", as_json)
+
+
+@app.command()
+def score(
+    file: Annotated[Path, typer.Argument(help="items.jsonl, or lines of completion, gold, finish_reason")],
+    protocol: Protocol_ = "strict-8shot",
+    as_json: Json = False,
+) -> None:
+    """Read the answers of a file anew, by any protocol's reading."""
+    console = people(as_json)
+    chosen = find_protocol(protocol)
+    answers = AccuracyRun(read_completions(file, protocol))
+    found = {"protocol": protocol, "file": str(file), **summary(answers, chosen)}
+    show(console, found)
+    if as_json:
+        items = [
+            {"id": item.id, "answer": item.answer, "correct": item.correct, "state": item.state}
+            for item in answers.items
+        ]
+        print_json({**found, "items": items})
+
+
+def read_completions(file: Path, protocol: str) -> list[Item]:
+    """The lines of a file, scored. Raises InputError naming the first line that can't be."""
+    chosen = find_protocol(protocol)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: can't be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(rescore(json.loads(line), chosen, number))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{file}:{number}: needs id, gold, finish_reason, and text or completion ({error!r})"
+            ) from error
+    if not found:
+        raise InputError(f"{file}: is empty")
+    return found
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """The run in a few lines."""
+    counts = result["counts"]
+    for reason in result["void"]:
+        console.print(f"void: {reason}", style="red", markup=False)
+    if result["accuracy"] is not None:
+        interval = result["accuracy_interval"]
+        console.print(
+            f"{result['protocol']}: {counts['correct']} of {counts['questions']} right, "
+            f"{result['accuracy']:.2%} ({interval['low']:.2%} to {interval['high']:.2%})",
+            markup=False,
+        )
+    apart = ", ".join(f"{name} {counts[name]}" for name in ("truncated", "unparsed", "degenerate", "error"))
+    console.print(
+        f"strict {result['strict']['share']:.2%}, flexible {result['flexible']['share']:.2%}; {apart}",
+        markup=False,
+    )
+    if result["acceptance"]:
+        length = result["acceptance"]
+        console.print(
+            f"acceptance length {length['pooled']:.3f} pooled, {length['mean']:.3f} per request", markup=False
+        )
+
+
+def _template_arguments(text: str | None, chat: bool) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"--chat-template-kwargs {text}: is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"--chat-template-kwargs {text}: write an object, as '{{\"thinking\": true}}'")
+    if not chat:
+        raise InputError("--chat-template-kwargs: this protocol sends raw prompts; use --protocol thinking")
+    return {"chat_template_kwargs": found}

@@ -1,0 +1,1 @@
+"""Verdicts from measurements that are there already: comparison, divergence, prediction, kernels."""
