@@ -165,8 +165,12 @@ def run_accuracy(
         running = {pool.submit(ask, question) for question in owed}
         try:
             while running:
-                ended, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in ended:
+                wait(running, return_when=FIRST_COMPLETED)
+                # Asked one by one, since `wait` may name a later one and miss an earlier; and those that went
+                # well first, since a failure among them must not lose their answers.
+                ended = {future for future in running if future.done()}
+                running -= ended
+                for future in sorted(ended, key=lambda one: one.exception() is not None):
                     item = future.result()
                     known[item.id] = item
                     on_item(item)

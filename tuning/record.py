@@ -24,7 +24,6 @@ from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.redaction import redacted
 from tuning.machine import describe_machine
-from tuning.space import fingerprint
 
 FORMULAS = 1
 Kind = Literal[
@@ -96,7 +95,8 @@ def now() -> str:
 
 def profile_sha256(loaded: LoadedProfile) -> str:
     """Of the resolved profile. Secrets are masked first, so that their hash isn't in a record either."""
-    return fingerprint(redacted(loaded.profile.model_dump(mode="json")))
+    resolved = redacted(loaded.profile.model_dump(mode="json"))
+    return hashlib.sha256(json.dumps(resolved, sort_keys=True).encode()).hexdigest()
 
 
 def own_engine(loaded: LoadedProfile, facts: Facts) -> Engine:

@@ -9,7 +9,7 @@ They are about prompts within one boot; the spread between boots is in none of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,8 @@ def acceptance_summary(
     if not counted.drafts:
         return {"length": 1.0}
     by_request = summarize(result.steps)
+    if by_request is not None:  # chunks hold what arrived, so what was cut off can't be seen in them
+        by_request = replace(by_request, past_end_share=None)
     return {
         "length": counted.length,
         "delivered_length": delivered,

@@ -96,7 +96,9 @@ def judge_acceptance(
 
 
 def _shape(rates: Sequence[float], block: int | None) -> list[Verdict]:
-    """A dead chain, or a tail past the trained block; the first explains the second."""
+    """A dead chain, or a tail past the trained block; where the block is known, it decides which."""
+    if block is not None and 0 < block < len(rates) and rates[block - 1] > 0 and not any(rates[block:]):
+        return [_past_the_block(rates, block, f" of {block}")]
     chances = conditional(rates)
     for j in range(1, len(chances)):
         if rates[j - 1] >= ALIVE and chances[j] < DEAD:
@@ -110,14 +112,14 @@ def _shape(rates: Sequence[float], block: int | None) -> list[Verdict]:
                 )
             ]
     alive = sum(rate > 0 for rate in rates)
-    trailing = len(rates) - alive
-    if alive and (trailing > 1 or (trailing == 1 and block is not None and len(rates) > block)):
-        known = f" of {block}" if block is not None else ""
-        return [
-            Verdict(
-                "past-the-block",
-                f"positions {alive + 1} to {len(rates)} are never accepted",
-                f"k lies past the trained block{known}: set num_speculative_tokens to {block or alive}",
-            )
-        ]
+    if alive and len(rates) - alive > 1:
+        return [_past_the_block(rates, alive, "")]
     return []
+
+
+def _past_the_block(rates: Sequence[float], alive: int, known: str) -> Verdict:
+    return Verdict(
+        "past-the-block",
+        f"positions {alive + 1} to {len(rates)} are never accepted",
+        f"k lies past the trained block{known}: set num_speculative_tokens to {alive}",
+    )

@@ -251,13 +251,14 @@ def show(console: Console, document: dict[str, Any]) -> None:
     for column in ("TTFT p50", "TPOT mean", "interval", "TPOT p99", "gap p99", "tokens/s/user", "tokens/s"):
         table.add_column(column, justify="right")
     table.add_column("acceptance length", justify="right")
+    reasons: list[str] = []
     for arm in result["arms"]:
         if arm["state"] != "complete":
-            table.add_row(arm["arm"], "-", f"not measured: {arm['reason']}"[:100])
+            reasons.append(f"{arm['arm']}: not measured: {arm['reason']}")
             continue
         for load in arm["loads"]:
             if not load["valid"]:
-                table.add_row(arm["arm"], load["level"], f"invalid: {load['reasons'][0]}"[:100])
+                reasons.append(f"{arm['arm']}, {load['level']}: invalid: {'; '.join(load['reasons'])}")
                 continue
             tpot, gap = load["tpot_ms"], load["chunk_gap_ms"]
             interval = tpot["mean_interval"]
@@ -274,6 +275,8 @@ def show(console: Console, document: dict[str, Any]) -> None:
                 f"{load['acceptance']['length']:.3f}" if result["ranks_k"] else "",
             )
     console.print(table)
+    for reason in reasons:
+        console.print(reason, markup=False)
     if not result["ranks_k"]:
         console.print("random tokens: latency only; nothing here ranks k", markup=False)
     for name, each in result["against_reference"].items():
