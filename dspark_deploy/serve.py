@@ -36,6 +36,7 @@ from dspark_deploy.launch.prewarm import run_prewarm
 from dspark_deploy.launch.rundir import new_run_directory
 from dspark_deploy.plugin.registry import State
 from dspark_deploy.preflight import Facts, Severity, check, probe
+from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
 from dspark_deploy.profile import LoadedProfile, load_profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -76,7 +77,8 @@ def serve(
     if facts_only:
         print_json(known.as_json())
         return
-    findings = check(loaded, known)
+    # Flags after -- are vLLM's own affair, except for one that would give its users meaningless text.
+    findings = check(loaded, known) + synthetic_faults(config_of_flags(context.args), "serve")
     refused = any(finding.severity is Severity.ERROR for finding in findings)
     show_findings(console, findings)
     if check_only:

@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dspark_deploy.errors import InputError
 from dspark_deploy.launch.command import capture_sizes, served_name
 from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.rundir import RunDirectory
 from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
+from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.profile.schema import Profile, SweepSettings
 from tuning.acceptance import (
@@ -169,6 +171,10 @@ def measure(
     extra: Sequence[str] = (),
 ) -> tuple[Measurement, AccuracyRun, ReadyReport]:
     """Measure one configuration; `extra` are flags of vLLM's. Raises EngineError or MeasurementError."""
+    if plan.accuracy_problems:
+        faults = synthetic_faults(config_of_flags(extra), "accuracy")
+        if faults:
+            raise InputError([f"{fault.code}: {fault.message}; {fault.remedy}" for fault in faults])
     loaded = instrumented(loaded, facts)
     profile = loaded.profile
     seconds: dict[str, float] = {}

@@ -10,7 +10,8 @@ length of another k.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from dspark_deploy.preflight.findings import Finding, Severity
@@ -81,6 +82,27 @@ def synthetic_faults(
                 "use the length measured at this k",
             )
         )
+    return found
+
+
+def config_of_flags(flags: Sequence[str]) -> dict[str, Any]:
+    """The speculative config that vLLM's own flags give: `--speculative-config JSON`, or by its dotted keys.
+
+    What is no JSON object is left to vLLM, which says so better.
+    """
+    found: dict[str, Any] = {}
+    pairs = [flag.partition("=")[::2] if "=" in flag else (flag, "") for flag in flags]
+    for number, (name, value) in enumerate(pairs):
+        bare = name.replace("_", "-")
+        text = value or (flags[number + 1] if number + 1 < len(flags) else "")
+        if bare in ("--speculative-config", "-sc"):
+            try:
+                given = json.loads(text)
+            except ValueError:
+                continue
+            found |= given if isinstance(given, dict) else {}
+        elif bare.startswith("--speculative-config."):
+            found[name.partition(".")[2].replace("-", "_")] = text
     return found
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from dspark_deploy.errors import InputError
-from dspark_deploy.preflight.synthetic import synthetic_faults
+from dspark_deploy.errors import InputError, PreflightRefused
+from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
+from dspark_deploy.serve import app as serve_app
 from tests.support.cli import Tune
 from tests.support.shared import case, case_json
 from tests.support.simulated_engine import SimulatedEngine
+from tests.unit.facts import good_facts
+from tests.unit.profiles import load
 from tests.unit.test_acceptance import AFTER, BEFORE, page
 from tuning.acceptance import conditional
 from tuning.acceptance_log import read_line, read_log
+from tuning.measurement import Plan, measure
 from tuning.verdicts import judge_acceptance
+from tuning.workload import TinyArithmetic
 
 LINE = (
     "INFO 12-01 10:00:00 [metrics.py:1] SpecDecoding metrics: Mean acceptance length: {length:.2f}, Accepted "
@@ -186,6 +193,25 @@ def test_case_10_synthetic_acceptance() -> None:
         found = [fault.code for fault in synthetic_faults(row["spec"], tasks[row["task"]])]  # type: ignore[arg-type]
         expected = row["expect"]
         assert found == ([expected.split()[1]] if expected.startswith("error") else []), row
+
+
+def test_synthetic_acceptance_after_the_dashes_is_found() -> None:
+    spelled = json.dumps(SYNTHETIC)
+    for flags in (["--speculative-config", spelled], [f"--speculative_config={spelled}"], ["-sc", spelled]):
+        assert config_of_flags(flags) == SYNTHETIC
+    dotted = ["--seed", "1", "--speculative-config.rejection_sample_method", "synthetic"]
+    assert config_of_flags(dotted) == {"rejection_sample_method": "synthetic"}
+    assert config_of_flags(["--speculative-config", "no JSON", "--speculative-config"]) == {}
+    serve = CliRunner().invoke(serve_app, ["--profile", "cpu-tiny.yaml", "--dry-run", "--", *dotted])
+    assert isinstance(serve.exception, PreflightRefused)
+    assert "SYNTHETIC_IN_SERVING" in str(serve.exception.document)
+
+
+def test_synthetic_acceptance_never_reaches_accuracy(tmp_path: Path) -> None:
+    plan = Plan([1], 1, 8, 0.0, accuracy_problems=1)
+    flags = ["--speculative-config", json.dumps(SYNTHETIC)]
+    with pytest.raises(InputError, match="SYNTHETIC_IN_ACCURACY"):
+        measure(load(tmp_path), good_facts(), plan, TinyArithmetic(), tmp_path, print, flags)
 
 
 def test_forced_lengths_belong_to_their_k() -> None:
