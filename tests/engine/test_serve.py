@@ -9,14 +9,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE
 from dspark_deploy.tiny import language
 from tests.engine.served import EXTRA_SET, all_gone, served
-from tuning.acceptance import acceptance_between, parse_metrics
+from tests.support.cli import Tune
+from tuning.acceptance import acceptance_between, difference, parse_metrics, past_end_share
+from tuning.endpoint import Endpoint
 
 pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def tune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tune:
+    return Tune(monkeypatch, capsys)
+
 
 PROBABILISTIC = (
     "--set",
@@ -26,9 +35,16 @@ PROBABILISTIC = (
 )
 
 
-def test_serves_reports_its_patches_and_leaves_nothing(tmp_path: Path) -> None:
+# What the measuring commands below ask of an engine that they didn't boot.
+MEASURED = (
+    *("--set", "engine.args.max-model-len=1024"),
+    *("--set", "engine.args.per-request-spec-decode-metrics=summary"),
+)
+
+
+def test_serves_reports_its_patches_and_leaves_nothing(tmp_path: Path, tune: Tune) -> None:
     problem = language.problems(language.ACCURACY_SEEDS[0], 1)[0]
-    with served(tmp_path) as server:
+    with served(tmp_path, *MEASURED) as server:
         processes = server.ready["processes"]
         assert len(processes) == 3, "API server, engine core, worker"
         for process in processes:
@@ -54,6 +70,7 @@ def test_serves_reports_its_patches_and_leaves_nothing(tmp_path: Path) -> None:
             )
             found = acceptance_between(before, parse_metrics(client.get("/metrics").text))
         assert found.drafts > 0 and len(found.per_position) == 5 and found.length > 2
+        measures_an_endpoint(server.ready["url"], tmp_path, tune)
         run = tmp_path / server.ready["run_directory"]
         command = json.loads((run / "command.json").read_text())
         assert '"method": "dspark"' in " ".join(command["command"])
@@ -64,6 +81,43 @@ def test_serves_reports_its_patches_and_leaves_nothing(tmp_path: Path) -> None:
     final = server.documents()[-1]
     assert (final["status"], final["exit_code"]) == ("interrupted", 130)
     assert "Traceback" not in server.stderr.read_text()
+
+
+def measures_an_endpoint(url: str, folder: Path, tune: Tune) -> None:
+    """The commands that take any endpoint, on this one: GSM8K's form in the language that it speaks."""
+    data = folder / "data"
+    data.mkdir()
+    drawn = language.problems(language.ACCURACY_SEEDS[0], 20)
+    rows = [
+        json.dumps({"question": p.question, "answer": f"{p.solution.partition('####')[0]}#### {p.answer}"})
+        + "\n"
+        for p in drawn
+    ]
+    (data / "train-head.jsonl").write_text("".join(rows[:8]))
+    (data / "test.jsonl").write_text("".join(rows[8:]))
+    run = ["gsm8k", "run", "--data", data, "--allow-other-data", "--url", url, "--limit", 6]
+    with Endpoint.find(url, None) as endpoint:
+        before = endpoint.scrape()
+        done = tune(*run, "--protocol", "vllm-8shot", "--concurrency", 6, "--out", folder / "gsm8k")
+        counted = acceptance_between(before, endpoint.scrape())
+        after = endpoint.scrape()
+    # Prompts of this length are new to the tiny pair, so the run may be void for loops; then it says so.
+    assert done.code in (0, 1), done.stderr
+    result = done.document["result"]
+    assert result["counts"]["questions"] == 6 and bool(result["void"]) == (done.code == 1)
+    by_request = result["acceptance"]
+    assert by_request["requests"] == 6
+    assert by_request["pooled"] == pytest.approx(counted.length), "each request's own steps add up to all"
+    assert by_request["past_end_share"] == pytest.approx(past_end_share(difference(before, after)))
+    for name in ("before", "after"):
+        page = httpx.get(f"{url}/metrics", timeout=60).text
+        (folder / f"{name}.prom").write_text(page)
+        drifted = tune("divergence", "--url", url, "--prompts", 8, "--out", folder / f"{name}.json")
+        assert drifted.code == 0 and drifted.document["result"]["within"]["prompts"] == 8
+    compared = tune("divergence", folder / "before.json", folder / "after.json").document["result"]
+    assert compared["across"]["median_logprob_delta"] < 0.05
+    told = tune("acceptance", "--before", folder / "before.prom", "--after", folder / "after.prom")
+    assert told.code == 0 and told.document["result"]["acceptance_length"] > 2
 
 
 def test_probabilistic_drafts_block_rejection_and_sigkill_of_the_command(tmp_path: Path) -> None:
