@@ -2,11 +2,12 @@
 
     pytest tests/engine/test_cpu_parameters.py
 
-Three engines: vLLM's V1 runner without the plugin, in a process of its own, then the V2 runner with twins,
-and the same with DSpark, one after the other in a second process. Greedy requests must agree token for token;
-sampled ones must be answered, by the rules of their parameters. Not asked: min_p and logit_bias, which vLLM
-refuses where it speculates. The pair of checkpoints is the package's, or the one that DSPARK_TINY_PAIR names.
-`DSPARK_ENGINE_TESTS_SET=engine.cpu_twins=false` takes the twins out, as in the other engine tests.
+vLLM's V1 runner without the plugin, in a process of its own, against the V2 runner with twins: without
+speculation, with greedy drafts, and with probabilistic ones, one engine after the other in a process. Greedy
+requests must agree token for token; sampled ones must be answered, by the rules of their parameters. Not
+asked: min_p and logit_bias, which vLLM refuses where it speculates. The pair of checkpoints is the package's,
+or the one that DSPARK_TINY_PAIR names. `DSPARK_ENGINE_TESTS_SET=engine.cpu_twins=false` takes the twins out,
+as in the other engine tests.
 """
 
 from __future__ import annotations
@@ -107,15 +108,22 @@ def v1():
     return answers({"runner": "v1"})[0]
 
 
+V2 = {
+    "no speculation": {},
+    "greedy drafts": {"k": 3},
+    "probabilistic drafts": {"k": 3, "draft": "probabilistic", "rejection": "block"},
+}
+
+
 @pytest.fixture(scope="module")
-def both_v2():
+def all_v2():
     twins = "engine.cpu_twins=false" not in EXTRA_SET
-    return answers({"twins": twins}, {"twins": twins, "k": 3, "draft": "probabilistic", "rejection": "block"})
+    return dict(zip(V2, answers(*({"twins": twins} | case for case in V2.values())), strict=True))
 
 
-@pytest.fixture(params=["no speculation", "dspark"])
-def v2(request, both_v2):
-    return both_v2[request.param == "dspark"]
+@pytest.fixture(params=V2)
+def v2(request, all_v2):
+    return all_v2[request.param]
 
 
 def test_greedy_requests_agree(v1, v2):
