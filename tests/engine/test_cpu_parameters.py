@@ -2,10 +2,12 @@
 
     pytest tests/engine/test_cpu_parameters.py
 
-Three engines, each in a process of its own: vLLM's V1 runner without the plugin, the V2 runner with twins,
-and the same with DSpark. Greedy requests must agree token for token; sampled ones must be answered, by the
-rules of their parameters. Not asked: min_p and logit_bias, which vLLM refuses where it speculates. The pair
-of checkpoints is the package's, or the one that DSPARK_TINY_PAIR names.
+vLLM's V1 runner without the plugin, in a process of its own, against the V2 runner with twins: without
+speculation, with greedy drafts, and with probabilistic ones, one engine after the other in a process. Greedy
+requests must agree token for token; sampled ones must be answered, by the rules of their parameters. Not
+asked: min_p and logit_bias, which vLLM refuses where it speculates. The pair of checkpoints is the package's,
+or the one that DSPARK_TINY_PAIR names. `DSPARK_ENGINE_TESTS_SET=engine.cpu_twins=false` takes the twins out,
+as in the other engine tests.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.engine.served import EXTRA_SET
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = Path(os.environ.get("DSPARK_TINY_PAIR", ROOT / "dspark_deploy" / "tiny" / "weights" / "tiny-qwen3"))
@@ -46,62 +50,80 @@ SAMPLED = {
 }
 
 CHILD = """
-import json, sys, tempfile
+import gc, json, sys, tempfile
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 import cpu_case
 
-case = cpu_case.Case(**json.loads(sys.argv[2]))
+cases = [cpu_case.Case(**each) for each in json.loads(sys.argv[2])]
 with tempfile.TemporaryDirectory() as folder:
-    cpu_case.environment(case, Path(folder))
+    cpu_case.environment(cases[0], Path(folder))
     from vllm import SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
 
-    llm = cpu_case.engine(case)
-    for name, asked in json.loads(sys.argv[3]).items():
-        asked = {"temperature": 0.0, "max_tokens": 40} | asked
-        said = []
-        for answer in llm.generate(cpu_case.prompts(3), SamplingParams(**asked), use_tqdm=False):
-            logprobs = answer.outputs[0].logprobs or (answer.prompt_logprobs or [None])[1:]
-            said.append({
-                "tokens": list(answer.outputs[0].token_ids),
-                "logprobs": [sorted((k, round(v.logprob, 2)) for k, v in row.items()) for row in logprobs],
-            })
-        print("ANSWER", json.dumps([name, said]), flush=True)
+    for number, case in enumerate(cases):
+        llm = cpu_case.engine(case)
+        for name, asked in json.loads(sys.argv[3]).items():
+            asked = {"temperature": 0.0, "max_tokens": 40} | asked
+            said = []
+            for answer in llm.generate(cpu_case.prompts(3), SamplingParams(**asked), use_tqdm=False):
+                logprobs = answer.outputs[0].logprobs or (answer.prompt_logprobs or [None])[1:]
+                rows = [sorted((k, round(v.logprob, 2)) for k, v in row.items()) for row in logprobs]
+                said.append({"tokens": list(answer.outputs[0].token_ids), "logprobs": rows})
+            print("ANSWER", json.dumps([number, name, said]), flush=True)
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
 """
 
 
-def answers(**case: object) -> dict[str, list[dict[str, list]]]:
-    """What one engine says to every request, by name. Fails with the engine's last words if it died."""
+def answers(*cases: dict[str, object]) -> list[dict[str, list[dict[str, list]]]]:
+    """What each engine says to every request, by name; all in one process, since an import takes longer than
+    the requests. Fails with the process's last words if it died."""
     child = subprocess.run(
         [
             sys.executable,
             "-c",
             CHILD,
             str(ROOT / "bench"),
-            json.dumps({"pair": str(PAIR)} | case),
+            json.dumps([{"pair": str(PAIR)} | case for case in cases]),
             json.dumps(GREEDY | SAMPLED),
         ],
         capture_output=True,
         text=True,
         check=False,
     )
-    lines = [line.removeprefix("ANSWER ") for line in child.stdout.splitlines() if line.startswith("ANSWER ")]
-    said = dict(json.loads(line) for line in lines)
-    assert child.returncode == 0, f"died after {list(said)}:\n{child.stderr[-3000:]}"
+    said: list[dict[str, list[dict[str, list]]]] = [{} for _ in cases]
+    for line in child.stdout.splitlines():
+        if line.startswith("ANSWER "):
+            number, name, answer = json.loads(line.removeprefix("ANSWER "))
+            said[number][name] = answer
+    assert child.returncode == 0, f"died after {list(map(list, said))}:\n{child.stderr[-3000:]}"
     return said
 
 
 @pytest.fixture(scope="module")
 def v1():
-    return answers(runner="v1")
+    return answers({"runner": "v1"})[0]
 
 
-@pytest.fixture(
-    scope="module", params=[{}, {"k": 3}, {"k": 3, "draft": "probabilistic", "rejection": "block"}]
-)
-def v2(request):
-    return answers(**request.param)
+V2 = {
+    "no speculation": {},
+    "greedy drafts": {"k": 3},
+    "probabilistic drafts": {"k": 3, "draft": "probabilistic", "rejection": "block"},
+}
+
+
+@pytest.fixture(scope="module")
+def all_v2():
+    twins = "engine.cpu_twins=false" not in EXTRA_SET
+    return dict(zip(V2, answers(*({"twins": twins} | case for case in V2.values())), strict=True))
+
+
+@pytest.fixture(params=V2)
+def v2(request, all_v2):
+    return all_v2[request.param]
 
 
 def test_greedy_requests_agree(v1, v2):
