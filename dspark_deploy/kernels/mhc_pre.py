@@ -117,21 +117,25 @@ def plan(hidden_size: int, with_norm: bool) -> Plan:
 
 
 @cache
-def mix_kernel(
-    n_splits: int, rms_numel: int, constants: Constants, threads: int = 64, pdl: bool = False
-) -> Any:
-    """The compiled `mix` for the device at hand; the first call compiles, which takes seconds."""
+def _jit(name: str) -> Any:
+    """A kernel function under TileLang's own JIT: one cache, and what watches TileLang sees it as well."""
     import tilelang
 
     from dspark_deploy.kernels import mhc_pre_tilelang
 
-    return tilelang.compile(
-        mhc_pre_tilelang.mix(**mix_parameters(n_splits, rms_numel, constants, threads, pdl)),
-        pass_configs=mhc_pre_tilelang.PASS_CONFIGS,
-    )
+    return tilelang.jit(getattr(mhc_pre_tilelang, name), pass_configs=mhc_pre_tilelang.PASS_CONFIGS)
 
 
-@cache
+def mix_kernel(
+    n_splits: int, rms_numel: int, constants: Constants, threads: int = 64, pdl: bool = False
+) -> Any:
+    """The compiled `mix` for the device at hand; the first call compiles, which takes seconds.
+
+    None while a warm-up only writes down what is asked for.
+    """
+    return _jit("mix")(**mix_parameters(n_splits, rms_numel, constants, threads, pdl))
+
+
 def collapse_kernel(
     hidden_size: int,
     norm_eps: float | None,
@@ -140,17 +144,8 @@ def collapse_kernel(
     write_aux: bool = False,
     pdl: bool = False,
 ) -> Any:
-    """The compiled `collapse`; `norm_eps` is None without a norm. The first call compiles."""
-    import tilelang
-
-    from dspark_deploy.kernels import mhc_pre_tilelang
-
-    return tilelang.compile(
-        mhc_pre_tilelang.collapse(
-            **collapse_parameters(hidden_size, norm_eps, block, stream_zero, write_aux, pdl)
-        ),
-        pass_configs=mhc_pre_tilelang.PASS_CONFIGS,
-    )
+    """The compiled `collapse`; `norm_eps` is None without a norm. Otherwise as `mix_kernel`."""
+    return _jit("collapse")(**collapse_parameters(hidden_size, norm_eps, block, stream_zero, write_aux, pdl))
 
 
 def mix_parameters(
@@ -215,7 +210,8 @@ def mix(
         out = Mixed(new(tokens, HC), new(tokens, HC), new(tokens, HC, HC))
     if tokens:
         kernel = mix_kernel(n_splits, rms_numel, constants)
-        kernel(gemm_mul, gemm_sqrsum, scale, base, out.pre, out.post, out.comb.view(tokens, HC * HC))
+        if kernel is not None:
+            kernel(gemm_mul, gemm_sqrsum, scale, base, out.pre, out.post, out.comb.view(tokens, HC * HC))
     return out
 
 
@@ -243,11 +239,12 @@ def collapse(
             stream_zero=pre is None,
             write_aux=aux is not None,
         )
-        kernel(
-            residual.new_empty(tokens, HC, dtype=torch.float32) if pre is None else pre,
-            residual,
-            residual.new_empty(hidden) if norm_weight is None else norm_weight,
-            out,
-            out if aux is None else aux,
-        )
+        if kernel is not None:
+            kernel(
+                residual.new_empty(tokens, HC, dtype=torch.float32) if pre is None else pre,
+                residual,
+                residual.new_empty(hidden) if norm_weight is None else norm_weight,
+                out,
+                out if aux is None else aux,
+            )
     return out
