@@ -79,3 +79,49 @@ def references() -> ModuleType:
 def jit_function(kernel: Any) -> Any:
     """The `tilelang.jit` object behind a kernel, also where a ROCm build defers it to its first use."""
     return kernel._ensure_jit_kernel() if hasattr(kernel, "_ensure_jit_kernel") else kernel
+
+
+LAYERS = "vllm.model_executor.layers.mhc"
+LAYER_OPERATORS = ("MHCPreOp", "MHCPostOp", "MHCFusedPostPreOp", "MHCPreDelayedOp", "HCHeadOp")
+
+
+def operators(dispatch_key: str = "CUDA") -> dict[str, Any]:
+    """vLLM's mHC operators by class name, on its TileLang kernels, as CUDA dispatches them. After `install`.
+
+    Their sources are vLLM's. Stand-ins: the class they inherit from, which here binds `forward_cuda` without
+    asking a configuration; the registration with torch, under `dispatch_key`; no DeepGEMM and no AITER, so
+    the projection is TileLang's, too.
+    """
+    from torch import nn
+    from torch.library import Library, infer_schema
+
+    registry = Library("vllm", "FRAGMENT")
+
+    def register(op_name: str, op_func: Any, mutates_args: Any = (), fake_impl: Any = None) -> None:
+        registry.define(op_name + infer_schema(op_func, mutates_args=mutates_args))
+        registry.impl(op_name, op_func, dispatch_key=dispatch_key)
+
+    class CustomOp(nn.Module):
+        """Calls `forward_cuda`."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._forward_method = self.forward_cuda
+
+        @classmethod
+        def register(cls, _name: str) -> Any:
+            return lambda operator: operator
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self._forward_method(*args, **kwargs)
+
+    layers = ModuleType("vllm.model_executor.layers")
+    layers.__path__ = [str(Path(sys.modules["vllm"].__path__[0]) / "model_executor" / "layers")]
+    sys.modules[layers.__name__] = layers
+    _stand_in("vllm.utils.torch_utils", direct_register_custom_op=register, registry=registry)
+    _stand_in("vllm.utils.deep_gemm", is_deep_gemm_supported=lambda: False, tf32_hc_prenorm_gemm=None)
+    _stand_in("vllm._aiter_ops", is_aiter_found_and_supported=lambda: False)
+    _stand_in("vllm.model_executor.custom_op", CustomOp=CustomOp)
+    importlib.import_module("vllm.model_executor.kernels.mhc.tilelang")
+    module = importlib.import_module(LAYERS)
+    return {name: getattr(module, name)() for name in LAYER_OPERATORS if hasattr(module, name)}
