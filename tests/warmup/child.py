@@ -1,8 +1,11 @@
-"""One SIMULATED worker in a process of its own; prints what was seen as one JSON document.
+"""A SIMULATED worker: vLLM's imports once per vLLM and architecture, then a process of its own for each case.
 
-    python -m tests.warmup.child '{"arch": "gfx950", "aiter": false, "settings": FILE, ...}'
+    python -m tests.warmup.child gfx950 tilelang        one request a line on stdin, until it is closed
 
-`case` chooses what is done after the plugin's hook has run, as vLLM would run it:
+A request is a JSON object `{"case": ..., "folder": FOLDER, "environment": {...}, ...}`. A fork answers it:
+stdout and stderr go to FOLDER, what was seen to FOLDER/seen.json, and when it has ended FOLDER/exit holds its
+exit code. Nothing that the plugin patches is imported before a fork, so each case sees what a vLLM process
+sees. `case` chooses what is done after the plugin's hook has run, as vLLM would run it:
 
     closure    build target and draft of each family, warm, then run both at every token count
     native     the reference arm: the draft's forward with the patched tail, against the unpatched function
@@ -14,22 +17,73 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import importlib.util
 import json
 import os
+import select
 import sys
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tests.warmup import simulated_rocm as simulated
 
+# What every case imports and no patch looks at; without it a case begins some 16 processor seconds later.
+PRELOADED = ("vllm.config", "vllm.distributed", "fastapi", "grpc", "xgrammar", "compressed_tensors")
+
 
 def main() -> None:
-    """Run the case that the argument names."""
-    asked = json.loads(sys.argv[1])
-    simulated.start(asked["arch"], asked["aiter"])
+    """Import, then fork for each request."""
+    simulated.start(sys.argv[1], sys.argv[2] == "aiter")
+    for name in PRELOADED:
+        importlib.import_module(name)
+    # A fork's collector would look through all of this again, at the expense of whatever is timed there.
+    gc.collect()
+    gc.freeze()
+    running: dict[int, Path] = {}
+    pending = b""
+    while True:
+        readable, _, _ = select.select([sys.stdin], [], [], 0.1)
+        if readable:
+            chunk = os.read(sys.stdin.fileno(), 1 << 16)
+            if not chunk:
+                return
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                asked = json.loads(line)
+                pid = os.fork()
+                if pid == 0:
+                    _answer(asked)
+                running[pid] = Path(asked["folder"])
+        while running and (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            (running.pop(ended[0]) / "exit").write_text(str(os.waitstatus_to_exitcode(ended[1])))
+
+
+def _answer(asked: dict[str, Any]) -> None:
+    """One case, in the fork, which ends here."""
+    folder = Path(asked["folder"])
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o644), number)
+    os.environ.update(asked["environment"])
+    code = 1
+    try:
+        document = _seen(asked)
+        (folder / "seen.json").write_text(json.dumps(document))
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A fork must not go on into its parent's loop, whatever was raised.
+        os._exit(code)
+
+
+def _seen(asked: dict[str, Any]) -> dict[str, Any]:
     import dspark_deploy.plugin as plugin
 
     _take_out(asked.get("without", []))
@@ -40,8 +94,8 @@ def main() -> None:
         "lowering": _lowering,
         "guard": _guard,
         "states": _states,
+        "edited": _edited,
     }
-    cases["edited"] = _edited
     document = cases[asked["case"]](asked)
     from dspark_deploy.plugin import process
 
@@ -50,7 +104,7 @@ def main() -> None:
     import vllm
 
     document["vllm"], document["simulated"] = vllm.__version__, True
-    sys.stdout.write("\nRESULT " + json.dumps(document) + "\n")
+    return document
 
 
 def _take_out(names: list[str]) -> None:
@@ -154,8 +208,6 @@ def _load_runner(asked: dict[str, Any]) -> bool:
 
 def _forget(kernel: str) -> None:
     """Empty one kernel's cache: a warm-up that has missed a key."""
-    import gc
-
     implementation = importlib.import_module("tilelang.jit").JITImpl
     for each in gc.get_objects():
         if isinstance(each, implementation) and each.func.orig_func.__name__ == kernel:

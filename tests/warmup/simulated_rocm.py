@@ -32,15 +32,22 @@ def environment(version: str, arch: str, folder: Path) -> dict[str, str]:
 
     root = Path(__file__).parents[2]
     paths = [tilelang_site(), root, *([] if version == INSTALLED else [vllm_sources(version)])]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "TILELANG_CACHE_DIR": str(folder / "tilelang"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "TILELANG_DEFAULT_TARGET": f'{{"kind":"hip","mcpu":"{arch}","thread_warp_size":64}}',
-        "TRITON_INTERPRET": "1",
-        "HIP_VISIBLE_DEVICES": "",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-    }
+    return (
+        os.environ
+        | caches(folder)
+        | {
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "TILELANG_DEFAULT_TARGET": f'{{"kind":"hip","mcpu":"{arch}","thread_warp_size":64}}',
+            "TRITON_INTERPRET": "1",
+            "HIP_VISIBLE_DEVICES": "",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        }
+    )
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """The environment that keeps the compilers' caches in `folder`."""
+    return {"TILELANG_CACHE_DIR": str(folder / "tilelang"), "TRITON_CACHE_DIR": str(folder / "triton")}
 
 
 def start(arch: str, aiter: bool) -> None:

@@ -1,8 +1,8 @@
 """Closure, SIMULATED: every kernel key that target and draft ask for, at every token count, was warmed.
 
-max_num_batched_tokens is 8192. The sweep takes every token count up to 1100, above which the choice of a
-kernel can change only at a larger constant of the dispatch code, and the counts around each of those; see
-`conftest` for all 8192. It calls the models themselves, not the warm-up's copy of them, with the guard
+max_num_batched_tokens is 8192. The sweep takes every token count up to 576, and those around each larger
+constant of the dispatch code, where alone the choice of a kernel can change; `conftest` says how to take all
+8192. It calls the models themselves, not the warm-up's copy of them, with the guard
 counting compiles: the warm-up has missed a key exactly if the guard counts one. The expected keys are not
 written down here; what is written down are the few that public reports and the dispatch code name, as a
 check of the check.
