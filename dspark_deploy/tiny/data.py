@@ -33,13 +33,14 @@ def encode(tokenizer: Tokenizer, problems: list[Problem]) -> Batch:
     solutions = tokenizer.encode_batch([f" {problem.solution}" for problem in problems])
     responses = [[*coded.ids, EOS] for coded in solutions]
     longest = max(len(before) + len(after) for before, after in zip(prompts, responses, strict=True))
-    tokens = torch.full((len(problems), longest), PAD)
-    response = torch.zeros(len(problems), longest, dtype=torch.bool)
+    tokens = torch.full((len(problems), longest), PAD, device="cpu")
+    response = torch.zeros(len(problems), longest, dtype=torch.bool, device="cpu")
     for row, (before, after) in enumerate(zip(prompts, responses, strict=True)):
         end = len(before) + len(after)
-        tokens[row, :end] = torch.tensor(before + after)
+        tokens[row, :end] = torch.tensor(before + after, device="cpu")
         response[row, len(before) : end] = True
-    return Batch(tokens, response)
+    device = torch.get_default_device()
+    return Batch(tokens.to(device), response.to(device))
 
 
 def agreed(target_logits: Tensor, batch: Batch) -> Tensor:

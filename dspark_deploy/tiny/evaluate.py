@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
+from dspark_deploy.tiny.architectures import AnyDraft, AnyTarget
 from dspark_deploy.tiny.data import Batch, agreed, encode
 from dspark_deploy.tiny.language import ACCURACY_SEEDS, Problem, problems
-from dspark_deploy.tiny.model import Draft, Target, features
 from dspark_deploy.tiny.tokenizer import PAD
 
 SEED = ACCURACY_SEEDS[0]
@@ -26,7 +26,7 @@ ACCEPTANCE_PROBLEMS = 200
 SLOTS = (1, 3, 5, 7)
 
 
-def report(target: Target, draft: Draft, tokenizer: Tokenizer) -> dict[str, Any]:
+def report(target: AnyTarget, draft: AnyDraft, tokenizer: Tokenizer) -> dict[str, Any]:
     """Both, as MANIFEST.json holds them."""
     asked = problems(SEED, EXACTNESS_PROBLEMS)
     fewer = asked[:ACCEPTANCE_PROBLEMS]
@@ -41,7 +41,7 @@ def report(target: Target, draft: Draft, tokenizer: Tokenizer) -> dict[str, Any]
 
 
 @torch.no_grad()
-def exactness(target: Target, tokenizer: Tokenizer, asked: list[Problem]) -> dict[str, float]:
+def exactness(target: AnyTarget, tokenizer: Tokenizer, asked: list[Problem]) -> dict[str, float]:
     """The share of problems whose every response token is the target's choice: of all, and by operations."""
     exact: Counter[int] = Counter()
     for operations, batch in _batches(tokenizer, asked):
@@ -53,7 +53,7 @@ def exactness(target: Target, tokenizer: Tokenizer, asked: list[Problem]) -> dic
 
 @torch.no_grad()
 def acceptance_length(
-    target: Target, draft: Draft, tokenizer: Tokenizer, asked: list[Problem], slots: int
+    target: AnyTarget, draft: AnyDraft, tokenizer: Tokenizer, asked: list[Problem], slots: int
 ) -> float | None:
     """Tokens a step of greedy DSpark, on those problems that the target has exact; None if none."""
     steps = generated = 0
@@ -81,16 +81,16 @@ def _batches(tokenizer: Tokenizer, asked: list[Problem], size: int = 100) -> lis
     return found
 
 
-def _exact(target: Target, batch: Batch) -> Tensor:
+def _exact(target: AnyTarget, batch: Batch) -> Tensor:
     """[B]: the target chooses every token of the response."""
     return (agreed(target(batch.tokens), batch) == batch.response).all(1)
 
 
-def _drafted(target: Target, draft: Draft, tokens: Tensor, first: int, slots: int) -> Tensor:
+def _drafted(target: AnyTarget, draft: AnyDraft, tokens: Tensor, first: int, slots: int) -> Tensor:
     """What the draft proposes behind each position from `first` to the last but one: [positions, slots]."""
     outputs = target.layer_outputs(tokens[None])
     anchors = torch.arange(first, len(tokens) - 1)[None]
-    hidden = draft.blocks(features(outputs, draft.shape), anchors, tokens[anchors], slots)
+    hidden = draft.blocks(draft.features(outputs), anchors, tokens[anchors], slots)
     chain = [tokens[anchors]]
     for slot in range(slots):
         chain.append(draft.logits(hidden[:, :, slot], chain[-1]).argmax(-1))

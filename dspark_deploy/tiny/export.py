@@ -16,6 +16,12 @@ from dspark_deploy.tiny.model import TARGET_SHAPE, Draft, DraftShape, Target, ro
 from dspark_deploy.tiny.tokenizer import EOS, PAD, save_tokenizer
 
 
+def write_pair(root: Path, target: Target, draft: Draft, tokenizer: Tokenizer) -> None:
+    """Write `root`/target and `root`/draft."""
+    write_target(root / "target", target, tokenizer)
+    write_draft(root / "draft", draft, target, tokenizer)
+
+
 def write_target(folder: Path, target: Target, tokenizer: Tokenizer) -> None:
     _write(folder, target, {"architectures": ["Qwen3ForCausalLM"], **_qwen3_config(target.shape)}, tokenizer)
 

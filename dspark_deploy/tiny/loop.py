@@ -1,7 +1,8 @@
 """What target and draft training share: the recipe, the two optimisers with their schedule, the loop.
 
 Muon takes the matrices of the hidden layers, and is what makes training this cheap; AdamW takes embeddings,
-heads and norms. After a short warm-up both rates fall in a straight line, to nothing at the last step.
+heads, gates and norms. After a short warm-up, and as long at the full rate as the recipe says, both rates
+fall in a straight line, to nothing at the last step.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ LOSS_INTERVAL = 10
 """A recorded loss is the mean over this many steps."""
 CHECK_INTERVAL = 20
 """In the second half, `optimise` asks this often whether it has done enough."""
+
+INPUTS_OF_DRAFT = ("fc.weight", "main_proj.weight")
+"""The matrices that mix the target's layers for a draft, outside of its layers."""
 
 Progress = Callable[[float], None]
 """Called after every step, with its loss."""
@@ -46,6 +50,8 @@ class Recipe:
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
     warm_up: int = 30
+    full_rate: float = 0.0
+    """The share of the steps taken at the full rate, before it falls."""
     threads: int = 1
     """Another number of threads takes sums in another order, so this is part of the recipe. Two gain a
     quarter of the time where both have a core to themselves, and lose several times that where not."""
@@ -93,8 +99,11 @@ def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer
     hidden: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, weight in module.named_parameters():
-        in_layer = weight.dim() == 2 and ("layers" in name.split(".") or name == "fc.weight")
-        (hidden if in_layer else others).append(weight)
+        path = name.split(".")
+        projects = weight.dim() == 2 and path[-2].endswith("_proj")
+        is_hidden = (projects and "layers" in path) or name in INPUTS_OF_DRAFT
+        if weight.requires_grad:
+            (hidden if is_hidden else others).append(weight)
     muon = Muon(hidden, lr=recipe.muon_rate)
     adam = torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     for optimiser in (muon, adam):
@@ -105,4 +114,5 @@ def _optimisers(module: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer
 
 def _rate(step: int, steps: int, recipe: Recipe) -> float:
     """The share of the full learning rate at `step`."""
-    return min(1.0, (step + 1) / recipe.warm_up) * (1 - step / steps)
+    left = (1 - step / steps) / (1 - recipe.full_rate)
+    return min(1.0, (step + 1) / recipe.warm_up) * min(1.0, left)

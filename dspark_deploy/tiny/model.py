@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dspark_deploy.tiny.layers import Context, Layer, RMSNorm, Shape, rotation_table
+from dspark_deploy.tiny.layers import Context, Layer, RMSNorm, Rotation, Shape, rotation_table
 
 TARGET_SHAPE = Shape(layers=3)
 
@@ -47,7 +47,7 @@ class Target(nn.Module):
         self.shape = shape
         self.model = Decoder(shape)
         self.lm_head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
-        self.rotation = rotation_table(shape)
+        _keep_table(self, shape)
         _initialise(self.model.layers, generator)
         for table in (self.model.embed_tokens, self.lm_head):
             nn.init.normal_(table.weight, std=0.02, generator=generator)
@@ -58,7 +58,7 @@ class Target(nn.Module):
 
     def layer_outputs(self, tokens: Tensor) -> list[Tensor]:
         """[B, T] -> what leaves each layer, before the last norm: one [B, T, D] a layer."""
-        rotation = self.rotation.first(tokens.shape[1])
+        rotation = _table(self).first(tokens.shape[1])
         states = [self.model.embed_tokens(tokens)]
         for layer in self.model.layers:
             states.append(layer(states[-1], rotation))
@@ -86,7 +86,7 @@ class Draft(nn.Module):
             }
         )
         self.confidence_head = nn.ModuleDict({"proj": nn.Linear(shape.hidden + shape.markov_rank, 1)})
-        self.rotation = rotation_table(shape)
+        _keep_table(self, shape)
         self._shared = (
             target.model.embed_tokens,
             target.lm_head,
@@ -97,6 +97,10 @@ class Draft(nn.Module):
         for module in (self.markov_head["markov_w2"], self.confidence_head["proj"]):
             nn.init.zeros_(module.weight)
         nn.init.zeros_(self.confidence_head["proj"].bias)
+
+    def features(self, outputs: list[Tensor]) -> Tensor:
+        """What the draft reads of the target's layer outputs: [B, T, len(target_layers) * D]."""
+        return torch.cat([outputs[layer] for layer in self.shape.target_layers], -1)
 
     def blocks(
         self, features: Tensor, anchors: Tensor, tokens: Tensor, length: int, kept: Tensor | None = None
@@ -112,10 +116,10 @@ class Draft(nn.Module):
         queries[..., 0] = tokens
         positions = (anchors[..., None] + offsets).clamp(max=self.shape.positions - 1).flatten(1)
         mask = self._mask(features.shape[1], anchors, length, kept)
-        context = Context(self.hidden_norm(self.fc(features)), self.rotation.first(features.shape[1]))
+        context = Context(self.hidden_norm(self.fc(features)), _table(self).first(features.shape[1]))
         x = self._shared[0](queries.flatten(1))
         for layer in self.layers:
-            x = layer(x, self.rotation.at(positions), mask, context)
+            x = layer(x, _table(self).at(positions), mask, context)
         return self.norm(x).unflatten(1, (count, length))
 
     def logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
@@ -141,14 +145,20 @@ class Draft(nn.Module):
         return torch.cat([before.repeat_interleave(length, 1), same], -1)[:, None]
 
 
-def features(outputs: list[Tensor], shape: DraftShape) -> Tensor:
-    """What the draft reads of the target's layer outputs: [B, T, len(target_layers) * D]."""
-    return torch.cat([outputs[layer] for layer in shape.target_layers], -1)
-
-
 def round_to_bfloat16(module: nn.Module) -> None:
     """Give every parameter the value that it will have when served; it stays float32, and is frozen."""
-    module.to(torch.bfloat16).float().eval().requires_grad_(False)
+    for weight in module.eval().requires_grad_(False).parameters():
+        weight.copy_(weight.to(torch.bfloat16))
+
+
+def _keep_table(module: nn.Module, shape: Shape) -> None:
+    """The rotation at every position, as buffers, which go where the module goes."""
+    for name, values in rotation_table(shape)._asdict().items():
+        module.register_buffer(name, values, persistent=False)
+
+
+def _table(module: nn.Module) -> Rotation:
+    return Rotation(module.get_buffer("cos"), module.get_buffer("sin"))
 
 
 def _initialise(module: nn.Module, generator: torch.Generator) -> None:

@@ -1,10 +1,11 @@
-"""Train the tiny checkpoint from nothing: first the target, then its DSpark draft. Minutes on one core.
+"""Train a tiny checkpoint from nothing: first the target, then its DSpark draft. Minutes on one core.
 
-    python -m dspark_deploy.tiny.train --out DIR
+    python -m dspark_deploy.tiny.train --out DIR                                            tiny-qwen3
+    python -m dspark_deploy.tiny.train --checkpoint tiny-v4 --out DIR [--device cuda]       tiny-v4
 
-writes DIR/target and DIR/draft, which vLLM loads, DIR/losses.json, and DIR/MANIFEST.json with the recipe,
-what the pair is worth on held-out problems, and the hash of every file. DIR appears when all of it is there,
-or not at all.
+writes what vLLM loads (DIR/target and DIR/draft; of the V4, whose draft is part of the checkpoint, DIR),
+DIR/losses.json, and DIR/MANIFEST.json with the recipe, what the pair is worth on held-out problems, and the
+hash of every file. DIR appears when all of it is there, or not at all. On two cores the V4 takes an hour.
 
 The same recipe on the same machine and versions gives the same weights; elsewhere, rounding makes others.
 The weights that the package ships are what this command made. Needs torch, tokenizers and safetensors. What
@@ -22,13 +23,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import DSparkError, InputError, Interrupted
 
-NAME = "tiny-qwen3"
+DEFAULT = "tiny-qwen3"
 NEEDED = ("torch", "tokenizers", "safetensors")
 
 
@@ -74,14 +75,16 @@ class Stopwatch:
         self._last = now
 
 
-def train(out: Path, recipe_changes: dict[str, Any]) -> dict[str, Any]:
+def train(
+    out: Path, recipe_changes: dict[str, Any], name: str = DEFAULT, device: str = "cpu"
+) -> dict[str, Any]:
     """Train a pair into `out`, which must be new or empty, and return what its manifest says about it."""
     _check(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as unfinished:
         folder = Path(unfinished) / out.name
         folder.mkdir()
-        facts = _train_into(folder, recipe_changes)
+        facts = _train_into(folder, name, recipe_changes, device)
         folder.replace(out)
     return facts
 
@@ -93,18 +96,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="new or empty folder to write to"
     )
+    parser.add_argument("--checkpoint", default=DEFAULT, metavar="NAME", help="tiny-qwen3 or tiny-v4")
+    parser.add_argument("--device", default="cpu", metavar="DEVICE", help="where torch computes [cpu]")
     for option, kind, text in (
         ("target-steps", int, "training steps of the target, at most"),
         ("exactness", float, "share of problems that the target must have exact for its training to end"),
         ("draft-steps", int, "training steps of the draft"),
         ("seed", int, "seed of the initial weights and of the anchors"),
+        ("batch", int, "problems a step"),
+        ("full-rate", float, "share of the steps taken at the full learning rate"),
         ("threads", int, "threads that torch may use"),
     ):
         parser.add_argument(f"--{option}", type=kind, metavar="N", help=text)
     given = vars(parser.parse_args(arguments))
-    out = given.pop("out")
+    out, checkpoint, device = (given.pop(name) for name in ("out", "checkpoint", "device"))
     try:
-        facts = train(out, {name: value for name, value in given.items() if value is not None})
+        changes = {name: value for name, value in given.items() if value is not None}
+        facts = train(out, changes, checkpoint, device)
     except DSparkError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -124,35 +132,43 @@ def _check(out: Path) -> None:
         raise InputError(faults)
 
 
-def _train_into(folder: Path, recipe_changes: dict[str, Any]) -> dict[str, Any]:
+def _train_into(folder: Path, name: str, recipe_changes: dict[str, Any], device: str) -> dict[str, Any]:
     # Imported only now, so that _check is what reports a missing torch.
     import torch
 
-    from dspark_deploy.tiny import evaluate, export, train_draft, train_target
+    from dspark_deploy.tiny import evaluate, train_draft, train_target
+    from dspark_deploy.tiny.architectures import ARCHITECTURES
     from dspark_deploy.tiny.checkpoint import write_manifest
-    from dspark_deploy.tiny.loop import Recipe
-    from dspark_deploy.tiny.model import TARGET_SHAPE, DraftShape
     from dspark_deploy.tiny.tokenizer import TRAINING_SEED, build_tokenizer
 
-    recipe, draft_shape = Recipe(**recipe_changes), DraftShape()
+    if name not in ARCHITECTURES:
+        raise InputError(f"--checkpoint {name!r}: known are {', '.join(ARCHITECTURES)}")
+    architecture = ARCHITECTURES[name]
+    recipe = replace(architecture.recipe, **recipe_changes)
     torch.set_num_threads(recipe.threads)
     tokenizer = build_tokenizer(TRAINING_SEED)
     clock, watch = Clock(recipe.target_steps, recipe.draft_steps), Stopwatch()
-    target, target_losses = train_target.train_target(recipe, tokenizer, clock.part("target"))
-    watch.lap("target")
-    progress = clock.part("draft")
-    draft, draft_losses = train_draft.train_draft(recipe, draft_shape, target, tokenizer, progress)
-    watch.lap("draft")
-    held_out = evaluate.report(target, draft, tokenizer)
-    watch.lap("evaluation")
+    # Weights are drawn on the CPU, whatever the device, so that a seed means the same everywhere.
+    target = architecture.make_target(torch.Generator().manual_seed(recipe.seed)).to(device)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    draft = architecture.make_draft(target, generator).to(device)
+    with torch.device(device):
+        target_losses = train_target.train_target(target, recipe, tokenizer, clock.part("target"))
+        architecture.as_served(target)
+        watch.lap("target")
+        progress = clock.part("draft")
+        draft_losses = train_draft.train_draft(draft, target, recipe, tokenizer, generator, progress)
+        architecture.as_served(draft)
+        watch.lap("draft")
+        held_out = evaluate.report(target, draft, tokenizer)
+        watch.lap("evaluation")
 
-    export.write_target(folder / "target", target, tokenizer)
-    export.write_draft(folder / "draft", draft, target, tokenizer)
+    architecture.write(folder, target.cpu(), draft.cpu(), tokenizer)
     losses = {"target": target_losses, "draft": draft_losses}
     rows = {part: [asdict(loss) for loss in recorded] for part, recorded in losses.items()}
     (folder / "losses.json").write_text(json.dumps(rows) + "\n")
     facts = {
-        "name": NAME,
+        "name": name,
         "recipe": asdict(recipe),
         "seeds": {
             "weights_and_anchors": recipe.seed,
@@ -162,7 +178,8 @@ def _train_into(folder: Path, recipe_changes: dict[str, Any]) -> dict[str, Any]:
             "tokenizer_problems": TRAINING_SEED,
             "held_out_problems": evaluate.SEED,
         },
-        "shapes": {"target": asdict(TARGET_SHAPE), "draft": asdict(draft_shape)},
+        "shapes": architecture.shapes(),
+        "device": device if device == "cpu" else torch.cuda.get_device_name(device),
         "versions": {
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in NEEDED},

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
+from dspark_deploy.tiny.architectures import AnyDraft, AnyTarget
 from dspark_deploy.tiny.data import Batch, agreed, training_batches
 from dspark_deploy.tiny.language import TRAINING_SEEDS
 from dspark_deploy.tiny.loop import Progress, Recipe, RecordedLoss, optimise
-from dspark_deploy.tiny.model import Draft, DraftShape, Target, features, round_to_bfloat16
 
 DATA_SEED = TRAINING_SEEDS[1]
 POSITION_DECAY = math.exp(-1 / 4)
@@ -39,23 +39,24 @@ class Blocks(NamedTuple):
 
 
 def train_draft(
-    recipe: Recipe, shape: DraftShape, target: Target, tokenizer: Tokenizer, progress: Progress
-) -> tuple[Draft, list[RecordedLoss]]:
-    """The trained draft, with the weights it will be served with, and its losses."""
-    generator = torch.Generator().manual_seed(recipe.seed)
-    draft = Draft(shape, target, generator)
+    draft: AnyDraft,
+    target: AnyTarget,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    generator: torch.Generator,
+    progress: Progress,
+) -> list[RecordedLoss]:
+    """Train `draft` in place, and return its losses. `generator` draws the anchors."""
     data = training_batches(tokenizer, DATA_SEED, recipe.batch)
 
     def next_loss() -> Tensor:
         return draft_loss(draft, target, next(data), recipe, generator)
 
-    losses = optimise(draft, recipe.draft_steps, recipe, next_loss, progress)
-    round_to_bfloat16(draft)
-    return draft, losses
+    return optimise(draft, recipe.draft_steps, recipe, next_loss, progress)
 
 
 def draft_loss(
-    draft: Draft, target: Target, batch: Batch, recipe: Recipe, generator: torch.Generator
+    draft: AnyDraft, target: AnyTarget, batch: Batch, recipe: Recipe, generator: torch.Generator
 ) -> Tensor:
     """Cross entropy, distance to the target's distribution, and the confidence head's own loss, weighted."""
     with torch.no_grad():
@@ -64,7 +65,7 @@ def draft_loss(
     blocks = choose_blocks(target_logits, batch, draft.shape.block, recipe, generator)
     previous, wanted = blocks.tokens[..., :-1], blocks.tokens[..., 1:]
     hidden = draft.blocks(
-        features(outputs, draft.shape), blocks.anchors, previous[..., 0], draft.shape.block, blocks.kept
+        draft.features(outputs), blocks.anchors, previous[..., 0], draft.shape.block, blocks.kept
     )
     logits = draft.logits(hidden, previous)
     target_odds = _behind(target_logits, blocks.anchors, draft.shape.block).softmax(-1)
@@ -88,10 +89,13 @@ def choose_blocks(
     on_path = agreed(target_logits, batch)
     # Wherever vLLM drafts, the anchor is a token of the response, and so is the first one drafted.
     possible = F.pad(on_path[:, :-1] & on_path[:, 1:], (0, 1))
-    lots = torch.rand(possible.shape, generator=generator).masked_fill(~possible, -1)
+    # Drawn on the CPU, whatever the device, so that a seed means the same anchors everywhere.
+    device = possible.device
+    lots = torch.rand(possible.shape, generator=generator, device="cpu").to(device).masked_fill(~possible, -1)
     drawn, anchors = lots.topk(recipe.anchors, 1)
-    short = torch.rand(anchors.shape, generator=generator) < recipe.short_blocks
-    kept = torch.where(short, torch.randint(1, length, anchors.shape, generator=generator), length)
+    short = torch.rand(anchors.shape, generator=generator, device="cpu") < recipe.short_blocks
+    cut = torch.randint(1, length, anchors.shape, generator=generator, device="cpu")
+    kept = torch.where(short, cut, length).to(device)
     tokens = _behind(F.pad(batch.tokens, (0, length))[..., None], anchors, length + 1).squeeze(-1)
     followed = _behind(F.pad(on_path, (0, length))[..., None], anchors + 1, length).squeeze(-1)
     in_use = torch.arange(length) < kept[..., None]

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
+from dspark_deploy.tiny.architectures import AnyTarget
 from dspark_deploy.tiny.data import Batch, training_batches
 from dspark_deploy.tiny.evaluate import exactness
 from dspark_deploy.tiny.language import TRAINING_SEEDS, problems
 from dspark_deploy.tiny.loop import Progress, Recipe, RecordedLoss, optimise
-from dspark_deploy.tiny.model import TARGET_SHAPE, Target, round_to_bfloat16
 
 DATA_SEED, VALIDATION_SEED = TRAINING_SEEDS[0], TRAINING_SEEDS[3]
 VALIDATION_PROBLEMS = 400
 
 
 def train_target(
-    recipe: Recipe, tokenizer: Tokenizer, progress: Progress
-) -> tuple[Target, list[RecordedLoss]]:
-    """The trained target, with the weights it will be served with, and its losses."""
-    target = Target(TARGET_SHAPE, torch.Generator().manual_seed(recipe.seed))
+    target: AnyTarget, recipe: Recipe, tokenizer: Tokenizer, progress: Progress
+) -> list[RecordedLoss]:
+    """Train `target` in place, and return its losses."""
     data = training_batches(tokenizer, DATA_SEED, recipe.batch)
     validation = problems(VALIDATION_SEED, VALIDATION_PROBLEMS)
 
@@ -31,12 +29,10 @@ def train_target(
     def enough() -> bool:
         return exactness(target, tokenizer, validation)["all"] >= recipe.exactness
 
-    losses = optimise(target, recipe.target_steps, recipe, next_loss, progress, enough)
-    round_to_bfloat16(target)
-    return target, losses
+    return optimise(target, recipe.target_steps, recipe, next_loss, progress, enough)
 
 
-def target_loss(target: Target, batch: Batch) -> Tensor:
+def target_loss(target: AnyTarget, batch: Batch) -> Tensor:
     """Mean cross entropy over the response."""
     scored = batch.response[:, 1:]
     states = target.layer_outputs(batch.tokens[:, :-1])[-1][scored]

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from dspark_deploy.tiny.checkpoint import checkpoint_path
 from dspark_deploy.tiny.export import read_pair
-from dspark_deploy.tiny.model import DraftShape, features
+from dspark_deploy.tiny.model import DraftShape
 
 SHAPE = DraftShape()
 TARGET, DRAFT, TOKENIZER = read_pair(checkpoint_path("tiny-qwen3/target").parent)
@@ -29,7 +29,7 @@ def tokens() -> Any:
 
 @pytest.fixture
 def context(tokens: Any) -> Any:
-    return features(TARGET.layer_outputs(tokens), SHAPE)
+    return DRAFT.features(TARGET.layer_outputs(tokens))
 
 
 def _blocks(context: Any, tokens: Any, anchors: Any, length: int, kept: Any = None) -> Any:

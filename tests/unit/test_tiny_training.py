@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from dspark_deploy.tiny.data import Batch, agreed, encode, training_batches
 from dspark_deploy.tiny.export import read_pair
 from dspark_deploy.tiny.language import ACCURACY_SEEDS, problems, prompt
 from dspark_deploy.tiny.loop import Recipe
-from dspark_deploy.tiny.model import DraftShape
+from dspark_deploy.tiny.model import TARGET_SHAPE, Draft, DraftShape, Target
 from dspark_deploy.tiny.muon import Muon, orthogonalise
 from dspark_deploy.tiny.tokenizer import EOS
 from dspark_deploy.tiny.train_draft import choose_blocks, train_draft
@@ -49,34 +49,45 @@ def _quiet(loss: float) -> None:
     assert loss > 0
 
 
+def _target(recipe: Recipe) -> tuple[Target, list[loop.RecordedLoss]]:
+    target = Target(TARGET_SHAPE, torch.Generator().manual_seed(recipe.seed))
+    return target, train_target.train_target(target, recipe, TOKENIZER, _quiet)
+
+
+def _draft(recipe: Recipe) -> tuple[Draft, list[loop.RecordedLoss]]:
+    generator = torch.Generator().manual_seed(recipe.seed)
+    draft = Draft(DraftShape(), TARGET, generator)
+    return draft, train_draft(draft, TARGET, recipe, TOKENIZER, generator, _quiet)
+
+
 def _same(one: Any, other: Any) -> bool:
     pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_target_learns_and_repeats_itself() -> None:
-    target, losses = train_target.train_target(SHORT, TOKENIZER, _quiet)
+    target, losses = _target(SHORT)
     assert [loss.step for loss in losses] == [5, 10]
     assert losses[-1].loss < losses[0].loss - 0.5
-    again, _ = train_target.train_target(SHORT, TOKENIZER, _quiet)
+    again, _ = _target(SHORT)
     assert _same(target, again)
-    other, _ = train_target.train_target(replace(SHORT, seed=1, target_steps=1), TOKENIZER, _quiet)
-    first, _ = train_target.train_target(replace(SHORT, target_steps=1), TOKENIZER, _quiet)
+    other, _ = _target(replace(SHORT, seed=1, target_steps=1))
+    first, _ = _target(replace(SHORT, target_steps=1))
     assert not _same(first, other)
 
 
 @pytest.mark.parametrize(("exactness", "steps"), [(0.0, 6), (1.1, 9)])
 def test_target_training_ends_when_exact_enough(exactness: float, steps: int) -> None:
     recipe = replace(SHORT, target_steps=9, exactness=exactness, batch=1)
-    _, losses = train_target.train_target(recipe, TOKENIZER, _quiet)
+    _, losses = _target(recipe)
     assert losses[-1].step == steps
 
 
 def test_draft_learns_repeats_itself_and_leaves_the_target_alone() -> None:
     before = {name: value.clone() for name, value in TARGET.state_dict().items()}
-    draft, losses = train_draft(SHORT, DraftShape(), TARGET, TOKENIZER, _quiet)
+    draft, losses = _draft(SHORT)
     assert losses[-1].loss < losses[0].loss - 0.3
-    again, _ = train_draft(SHORT, DraftShape(), TARGET, TOKENIZER, _quiet)
+    again, _ = _draft(SHORT)
     assert _same(draft, again)
     assert all(torch.equal(before[name], value) for name, value in TARGET.state_dict().items())
 
@@ -209,7 +220,12 @@ def test_command_writes_a_whole_checkpoint(tmp_path: Path, capsys: pytest.Captur
     shipped = json.loads((ROOT / MANIFEST).read_text())
     manifest = json.loads((out / MANIFEST).read_text())
     assert manifest["files"].keys() == shipped["files"].keys()
-    assert manifest["recipe"] == {**shipped["recipe"], "target_steps": 3, "draft_steps": 2}
+    assert manifest["recipe"] == {
+        **asdict(Recipe()),
+        **shipped["recipe"],
+        "target_steps": 3,
+        "draft_steps": 2,
+    }
     assert manifest["shapes"] == shipped["shapes"]
     losses = json.loads((out / "losses.json").read_text())
     assert [losses[part][-1]["step"] for part in ("target", "draft")] == [3, 2]

@@ -59,6 +59,17 @@ def rotation_table(shape: V4Shape) -> Rotation:
     return Rotation(angles.cos(), angles.sin())
 
 
+def keep_table(module: nn.Module, shape: V4Shape) -> None:
+    """The rotation at every position, as buffers, which go where the module goes."""
+    for name, values in rotation_table(shape)._asdict().items():
+        module.register_buffer(name, values, persistent=False)
+
+
+def kept_table(module: nn.Module) -> Rotation:
+    """What `keep_table` put into it."""
+    return Rotation(module.get_buffer("cos"), module.get_buffer("sin"))
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()

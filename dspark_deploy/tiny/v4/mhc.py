@@ -65,14 +65,15 @@ class HyperConnection(nn.Module):
         base[2 * n :] += 2 * torch.eye(n).flatten()  # each stream mostly keeps to itself at first
         self.base = nn.Parameter(base)
         self.scale = nn.Parameter(torch.full((3,), 0.5))
+        part = torch.tensor([0] * n + [1] * n + [2] * n * n)
+        self.register_buffer("part", part, persistent=False)
 
     def forward(self, streams: Tensor) -> tuple[Tensor, Mix]:
         """[P, n, D] -> the sublayer's input [P, D], and the mix for `expand`."""
         n = self.streams
         flat = streams.flatten(1)
         weights = F.linear(flat, self.fn).float() * _inverse_rms(flat)
-        scale = self.scale.repeat_interleave(torch.tensor([n, n, n * n]))
-        weights = (weights * scale + self.base).t().contiguous()
+        weights = (weights * self.scale[self.get_buffer("part")] + self.base).t().contiguous()
         pre = weights[:n].sigmoid() + HC_EPSILON
         post = 2 * weights[n : 2 * n].sigmoid()
         comb = weights[2 * n :].view(n, n, -1).softmax(1) + HC_EPSILON

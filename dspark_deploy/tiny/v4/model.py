@@ -12,7 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dspark_deploy.tiny.v4.attention import Attention, Context, RMSNorm, Rotation, linear, rotation_table
+from dspark_deploy.tiny.v4.attention import (
+    Attention,
+    Context,
+    RMSNorm,
+    Rotation,
+    keep_table,
+    kept_table,
+    linear,
+)
 from dspark_deploy.tiny.v4.experts import MixtureOfExperts
 from dspark_deploy.tiny.v4.mhc import HyperConnection, HyperHead, expand
 from dspark_deploy.tiny.v4.shape import V4DraftShape, V4Shape
@@ -65,7 +73,7 @@ class Target(nn.Module):
         self.shape = shape
         self.model = Decoder(shape, generator)
         self.lm_head = linear(shape.hidden, shape.vocabulary, generator, 0.3)
-        self.table = rotation_table(shape)
+        keep_table(self, shape)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T] -> logits [B, T, V]."""
@@ -76,9 +84,10 @@ class Target(nn.Module):
         length = tokens.shape[1]
         at = torch.arange(length)
         mask = ((at <= at[:, None]) & (at > at[:, None] - self.shape.window))[None]
+        table = kept_table(self)
         streams = [self.model.embed_tokens(tokens).unsqueeze(2).expand(-1, -1, self.shape.streams, -1)]
         for layer in self.model.layers:
-            streams.append(layer(streams[-1], self.table.at(at), mask, self.table))
+            streams.append(layer(streams[-1], table.at(at), mask, table))
         return streams[1:]
 
     def logits(self, streams: Tensor) -> Tensor:
@@ -103,7 +112,7 @@ class Draft(nn.Module):
         nn.init.normal_(self.markov_w1.weight, std=0.5, generator=generator)
         nn.init.zeros_(self.markov_w2.weight)
         nn.init.zeros_(self.confidence_proj.weight)
-        self.table = rotation_table(shape)
+        keep_table(self, shape)
         self._shared = (target.model.embed_tokens, target.lm_head)  # a tuple, so that torch doesn't own them
 
     def features(self, outputs: list[Tensor]) -> Tensor:
@@ -122,12 +131,12 @@ class Draft(nn.Module):
         queries = torch.full((batch, count, length), self.shape.mask_token)
         queries[..., 0] = tokens
         positions = (anchors[..., None] + torch.arange(length)).clamp(max=self.shape.positions - 1).flatten(1)
-        at = torch.arange(features.shape[1])
-        context = Context(self.main_norm(self.main_proj(features)), self.table.at(at))
+        at, table = torch.arange(features.shape[1]), kept_table(self)
+        context = Context(self.main_norm(self.main_proj(features)), table.at(at))
         mask = self._mask(features.shape[1], anchors, length, kept)
         streams = self._shared[0](queries.flatten(1)).unsqueeze(2).expand(-1, -1, self.shape.streams, -1)
         for layer in self.layers:
-            streams = layer(streams, self.table.at(positions), mask, self.table, context)
+            streams = layer(streams, table.at(positions), mask, table, context)
         return self.hc_head(streams.flatten(0, 1)).unflatten(0, (batch, count, length))
 
     def logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
