@@ -90,8 +90,14 @@ def _general_patches(settings: Settings) -> list[Patch]:
     if settings.platform != "cpu":
         return [checked]
     from dspark_deploy.plugin.cpu_engine import triton_interpreter, worker
+    from dspark_deploy.plugin.cpu_engine.deepseek_v4 import patches as deepseek_v4
 
-    return [checked, *triton_interpreter.checks(), worker.hook(settings.cpu_twins, apply_late)]
+    return [
+        checked,
+        *triton_interpreter.checks(),
+        worker.hook(settings.cpu_twins, apply_late),
+        deepseek_v4.hook(settings.mhc_provider, apply_late),
+    ]
 
 
 PHASES: dict[str, Callable[[Settings], list[Patch]]] = {

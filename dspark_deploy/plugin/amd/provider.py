@@ -77,12 +77,12 @@ def install(module: Any, provider: str) -> str:
         allowed = {"tilelang": is_tilelang, "aiter": not is_tilelang, "torch": False}[provider]
         setattr(module, name, value and allowed)
     if provider == "torch":
-        module.HCHeadOp.forward_hip = _head
+        module.HCHeadOp.forward_hip = head
     kept = [name for name, value in flags(module).items() if value]
     return ", ".join(kept) if kept else "no flag is set: torch"
 
 
-def _head(
+def head(
     self: Any,
     hidden_states: Any,
     hc_fn: Any,

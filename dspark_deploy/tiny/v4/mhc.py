@@ -27,19 +27,23 @@ class Sinkhorn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, iterations: int) -> Tensor:
         """`weights` [row, column, P], positive; `iterations` as hc_sinkhorn_iters."""
-        ctx.kept = []
+        kept = []
         for half in range(2 * iterations - 1):
             dim = half % 2  # sums over rows (a column's sum) first
             inverse = (weights.sum(dim, keepdim=True) + HC_EPSILON).reciprocal()
             weights = weights * inverse
-            ctx.kept.append((weights, inverse, dim))
+            kept += [weights, inverse]
+        # Kept by other means, the result would hold itself, and all of this until Python's collector comes.
+        ctx.save_for_backward(*kept)
         return weights
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """The exact gradient."""
         (gradient,) = gradients
-        for result, inverse, dim in reversed(ctx.kept):
+        halves = list(zip(ctx.saved_tensors[::2], ctx.saved_tensors[1::2], strict=True))
+        for half, (result, inverse) in reversed(list(enumerate(halves))):
+            dim = half % 2
             gradient = (gradient - (gradient * result).sum(dim, keepdim=True)) * inverse
         return gradient, None
 
