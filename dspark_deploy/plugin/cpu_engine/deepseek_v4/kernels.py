@@ -66,9 +66,8 @@ def flash_mla_with_kvcache_cpu(
 ) -> None:
     """Attention of `q` [T, H, 512] over the rows at window_slots [T, W] and compressed_slots [T, C].
 
-    A slot of -1 is no row.
-
-    A row is key and value at once. The sink [H] takes its part of the softmax and gives nothing.
+    A slot of -1 is no row. A row is key and value at once. The sink [H] takes its part of the softmax and
+    gives nothing.
     """
     pieces = [
         _gathered(window_cache_2d, window_slots, window_block_size),
@@ -173,7 +172,10 @@ def _gathered(rows: Tensor, slots: Tensor, rows_per_block: int) -> tuple[Tensor,
     """The rows at `slots` [T, K] as [T, K', 512], and which are in use; unused columns are left out."""
     slots = slots[:, (slots >= 0).any(0)]
     distinct, places = slots.clamp(min=0).unique(return_inverse=True)
-    return cache.read_rows(rows, distinct, rows_per_block)[places], slots >= 0
+    seen = slots >= 0
+    # A row in no use may hold anything, NaN too, which no weight of nothing takes away.
+    found = cache.read_rows(rows, distinct, rows_per_block)[places]
+    return found.masked_fill(~seen.unsqueeze(-1), 0.0), seen
 
 
 def _compress(

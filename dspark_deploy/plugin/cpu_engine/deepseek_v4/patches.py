@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +21,13 @@ LAYERS = "vllm.model_executor.layers.mhc"
 BUILDERS = "vllm.models.deepseek_v4.cpu.cpu_mla"
 BUILDER, SCHEDULER = "DeepseekV4CPUSparseSWAMetadataBuilder", "build_tile_scheduler"
 ROUTER, TOP_K = "vllm.model_executor.layers.fused_moe.router.cpu_router", "biased_topk_cpu"
+WINDOWS, ATTENTION = "vllm.v1.attention.backends.mla.sparse_swa", "vllm.models.deepseek_v4.cpu.cpu_sparse"
+WINDOW_KERNELS = (
+    "_COMPUTE_SWA_INDICES_AND_LENS_KERNEL",
+    "_COMPUTE_DSPARK_NONCAUSAL_SWA_INDICES_KERNEL",
+    "_COMPUTE_PREFILL_METADATA_KERNEL",
+)
+WINDOW_RESULTS = ("swa_indices", "swa_lens", "prefill_metadata", "gather_lens")
 MODELS, DRAFT = "vllm.models.deepseek_v4", "DSparkDeepseekV4ForCausalLM"
 XPU_DRAFT = "vllm.models.deepseek_v4.xpu.dspark"
 COMPILED_EXPERTS, COMPILED_TOP_K = (64, 128, 256, 384), (6, 8)
@@ -36,6 +44,7 @@ def hook(provider: str, apply_late: Callable[[list[Patch]], None]) -> Patch:
             LAYERS: [functools.partial(provider_patch, provider=provider)],
             BUILDERS: [scheduler_patch, kernels_patch],
             ROUTER: [router_patch],
+            WINDOWS: [windows_patch],
             MODELS: [draft_patch],
         }
         for name, makes in makers.items():
@@ -97,6 +106,17 @@ def router_patch(module: ModuleType) -> Patch:
         "expert counts that vLLM's kernel is not compiled for are routed by torch",
         functools.partial(_examine_router, module),
         functools.partial(_install_router, module),
+    )
+
+
+def windows_patch(module: ModuleType) -> Patch:
+    """The patch of the window indices, which the CPU's attention makes for itself."""
+    return Patch(
+        "cpu-v4-windows",
+        f"{WINDOWS}.{WINDOW_KERNELS[0]}, ...",
+        "a step is not spent on interpreting kernels whose results nobody reads on a CPU",
+        functools.partial(_examine_windows, module),
+        functools.partial(_install_windows, module),
     )
 
 
@@ -214,6 +234,37 @@ def _install_router(module: Any) -> str:
 
     setattr(module, TOP_K, route)
     return f"vLLM's kernel serves {COMPILED_EXPERTS} experts of which {COMPILED_TOP_K} are chosen"
+
+
+class _Unread:
+    """Stands for a kernel whose results are not read: called, it does nothing."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> None:
+        """Leave the results as they are."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+
+def _examine_windows(module: ModuleType) -> Verdict:
+    missing = [name for name in WINDOW_KERNELS if not callable(getattr(module, name, None))]
+    if missing:
+        return refused(f"{WINDOWS} has no {', '.join(missing)}")
+    spec = importlib.util.find_spec(ATTENTION)
+    source = Path(spec.origin).read_text() if spec is not None and spec.origin else ""
+    read = [name for name in WINDOW_RESULTS if name in source]
+    if not source or read:
+        return refused(f"{ATTENTION} reads {', '.join(read)}" if read else f"there is no {ATTENTION}")
+    return READY
+
+
+def _install_windows(module: Any) -> str:
+    for name in WINDOW_KERNELS:
+        setattr(module, name, _Unread(getattr(module, name)))
+    return f"{len(WINDOW_KERNELS)} kernels are not launched"
 
 
 def _examine_draft(module: ModuleType) -> Verdict:

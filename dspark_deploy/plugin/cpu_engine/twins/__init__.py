@@ -48,6 +48,12 @@ CATALOGUE: tuple[Twin, ...] = (
         "tables:compute_slot_mappings",
         "512e5f9018662e6f",
     ),
+    Twin("vllm.v1.worker.utils._zero_kv_blocks_kernel", "blocks:zero_kv_blocks", "1c25e37369b0a32d"),
+    Twin(
+        "vllm.v1.attention.ops.metadata._token_request_mapping_kernel",
+        "blocks:token_request_mapping",
+        "e8618c1a1a126715",
+    ),
     Twin(
         f"{_GPU}.input_batch._prepare_prefill_inputs_kernel",
         "inputs:prepare_prefill_inputs",
