@@ -126,8 +126,6 @@ class Schedule(Section):
     @model_validator(mode="after")
     def _ordered(self) -> Schedule:
         previous = 0
-        if self.per_batch_size[0][0] != 1:  # vLLM refuses it when the engine starts
-            raise ValueError("the first row must start at batch size 1, so that every batch has a number")
         for first, last, tokens in self.per_batch_size:
             if not (previous < first <= last and tokens >= 0):
                 raise ValueError(
@@ -135,6 +133,8 @@ class Schedule(Section):
                     f"must rise, and k must not be negative"
                 )
             previous = last
+        if self.per_batch_size[0][0] != 1:  # vLLM refuses it when the engine starts
+            raise ValueError("the first row must start at batch size 1, so that every batch has a number")
         return self
 
 

