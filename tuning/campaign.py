@@ -111,6 +111,12 @@ class Campaign:
         return [LATENCY, THROUGHPUT] + ([SLO] if self.settings.slo else [])
 
     @property
+    def goal_load(self) -> int:
+        """The load at which the sweep's own goal is judged, as far as it is known beforehand."""
+        loads = self.settings.loads
+        return min(loads) if self.settings.goal == LATENCY else max(loads)
+
+    @property
     def most_requests(self) -> int | None:
         """The profile's max-num-seqs, where it names one."""
         most = self.loaded.profile.engine.args.get("max-num-seqs")
@@ -155,11 +161,10 @@ class Campaign:
             self.study.cells = cells
             self._share(self.study, "search")
             return
-        loads = [min(self.settings.loads), max(self.settings.loads)]
-        self.study.cells = first_stage(self.space, self.screen, loads)
+        self.study.cells = first_stage(self.space, self.screen, self.goal_load)
         self._share(self.study, "best predicted")
         measured = {c: o.measurement for c, o in self.study.outcomes().items() if o.measurement is not None}
-        close = second_stage(self.space, self.screen, loads, measured)
+        close = second_stage(self.space, self.screen, self.goal_load, measured)
         self.study.cells = list(dict.fromkeys([*self.study.cells, *close]))
         self._share(self.study, "close in k")
 
@@ -180,7 +185,7 @@ class Campaign:
         runs = {cell.num_speculative_tokens: study.outcome(cell) for cell in synthetic}
         found = {k: run.measurement for k, run in runs.items() if run and run.measurement}
         ks = sorted(cell.num_speculative_tokens for cell in first_family(self.space))
-        return screen(reference.measurement, base.measurement, found, ks, self.settings.loads)
+        return screen(reference.measurement, base.measurement, found, ks, [self.goal_load])
 
     def _derive_schedule(self) -> None:
         """Measure the schedule by batch size that the fixed configurations make, where the space wants it."""
@@ -325,7 +330,8 @@ class Campaign:
         if BOOT in others:
             return replace(plan, accuracy_problems=0, repeat=int(others[BOOT])), []
         if PROBE in others:
-            plan = replace(plan, accuracy_problems=0, requests=min(plan.requests, PROBE_REQUESTS))
+            requests = min(plan.requests, PROBE_REQUESTS)
+            plan = replace(plan, accuracy_problems=0, requests=requests, loads=[self.goal_load])
         speculative = loaded.profile.speculative
         if others.get(PROBE) == SYNTHETIC_RUN and speculative is not None and base is not None:
             counted = sum((load.acceptance for load in base.loads), NO_DRAFTS)

@@ -69,8 +69,7 @@ def in_order(campaign: Campaign) -> dict[Configuration, Outcome]:
 def search_json(campaign: Campaign, outcomes: Mapping[Configuration, Outcome]) -> dict[str, Any]:
     """How the space was searched, what that cost, and what was left out."""
     study, screen = campaign.study, campaign.screen
-    load = min(campaign.settings.loads)
-    left = pruned(campaign.space, list(outcomes), screen, load) if screen else {}
+    left = pruned(campaign.space, list(outcomes), screen, campaign.goal_load) if screen else {}
     measured = [each.measurement for each in outcomes.values() if each.measurement and not each.seeded_from]
     again = [m for boots in campaign.finals.values() for m in boots.values()]
     return {

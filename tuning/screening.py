@@ -5,8 +5,10 @@
                         without speculation from the reference; straight lines between
     TPOT                step time / (acceptance length x delivered), see `judging.prediction`
 
-What is predicted to be within `SLACK` of the best at a goal's load is measured; the rest is pruned, with
-its prediction as the reason. A prediction orders and prunes; it is never a result.
+The best predicted k is measured with every other setting; then, in whatever family was fastest, the k that
+are predicted to be within `SLACK` of it at the goal's load. The rest is pruned, with its prediction as the
+reason. A prediction orders and prunes; it is never a result. What is left answers the sweep's own goal: the
+profiles for the other goals are the best of what was measured for this one.
 
 Not covered: the staircase of captured graph sizes between two k that were run, and adaptive verification.
 """
@@ -24,6 +26,7 @@ from tuning.measurement import Measurement
 from tuning.space import PROBE, VERIFICATION, Configuration, Space
 
 SLACK = 0.05
+MOST_CLOSE = 3
 PROBE_REQUESTS = 16
 ACCEPTANCE_RUN, SYNTHETIC_RUN = "acceptance", "synthetic"
 
@@ -119,39 +122,30 @@ def screen(
 def wanted_ks(found: Screen, ks: Sequence[int], load: int) -> list[int]:
     """The k worth measuring for a goal at `load`, best prediction first."""
     ranked = sorted(ks, key=lambda k: found.tpot_ms[k, load])
-    return [k for k in ranked if found.excess(k, load) <= SLACK]
+    return [k for k in ranked if found.excess(k, load) <= SLACK][:MOST_CLOSE]
 
 
-def first_stage(space: Space, found: Screen, loads: Sequence[int]) -> list[Configuration]:
-    """What is measured first: the best predicted k of every family, and all that no prediction is about.
-
-    `loads` are those of the goals: the lightest and the heaviest.
-    """
+def first_stage(space: Space, found: Screen, load: int) -> list[Configuration]:
+    """What is measured first: the best predicted k of every family, and all that no prediction is about."""
     ks = _ks(space)
-    best = {wanted_ks(found, ks, load)[0] for load in loads}
-    return [
-        cell
-        for cell in space.cells
-        if cell.num_speculative_tokens in best or (cell.num_speculative_tokens not in ks)
-    ]
+    best = wanted_ks(found, ks, load)[0]
+    return [c for c in space.cells if c.num_speculative_tokens == best or c.num_speculative_tokens not in ks]
 
 
 def second_stage(
-    space: Space, found: Screen, loads: Sequence[int], measured: Mapping[Configuration, Measurement]
+    space: Space, found: Screen, load: int, measured: Mapping[Configuration, Measurement]
 ) -> list[Configuration]:
-    """What is measured then: in the family that was fastest at a goal's load, every close k."""
-    wanted: set[Configuration] = set()
-    for load in loads:
-        tpot = {
-            cell: next(m.result.mean_tpot_ms for m in each.loads if m.result.concurrency == load)
-            for cell, each in measured.items()
-            if cell.num_speculative_tokens
-        }
-        if tpot:
-            fastest = family(min(tpot, key=lambda cell: tpot[cell]))
-            close = wanted_ks(found, _ks(space), load)
-            wanted |= {c for c in space.cells if c.num_speculative_tokens in close and family(c) == fastest}
-    return [cell for cell in space.cells if cell in wanted]
+    """What is measured then: every close k in the family that was fastest at the goal's load."""
+    tpot = {
+        cell: next(m.result.mean_tpot_ms for m in each.loads if m.result.concurrency == load)
+        for cell, each in measured.items()
+        if cell.num_speculative_tokens
+    }
+    if not tpot:
+        return []
+    fastest = family(min(tpot, key=lambda cell: tpot[cell]))
+    close = wanted_ks(found, _ks(space), load)
+    return [c for c in space.cells if c.num_speculative_tokens in close and family(c) == fastest]
 
 
 def _ks(space: Space) -> list[int]:
