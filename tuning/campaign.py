@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,10 +49,9 @@ from tuning.space import BOOT, PROBE, REFERENCE, Configuration, Space, cut, exam
 from tuning.statistics import compare_paired
 from tuning.study import INTERRUPTED, Outcome, Study, open_study
 from tuning.tables import schedule_rows
-from tuning.workers import beating, visible_gpus
+from tuning.workers import Patience, beating, visible_gpus
 from tuning.workload import sweep_workload
 
-POLL_S = 1.0
 NO_ANSWERS = AccuracyRun([])
 
 
@@ -239,13 +237,15 @@ class Campaign:
         total = len(study.cells) if study.target is None else min(len(study.cells), study.target)
         done = total - min(len(study.owed()), study.budget_left)
         with SweepProgress(self.console, total, done, phase, self._board) as progress:
+            patience = Patience()
             while True:
                 claimed = study.claim()
                 if claimed is not None:
                     self._run_one(study, *claimed, progress, base)
-                elif study.running():
-                    progress.wait(study.running())
-                    time.sleep(POLL_S)
+                    patience = Patience()
+                elif running := study.running():
+                    progress.wait(running)
+                    patience.wait()
                 else:
                     return
 
@@ -361,6 +361,7 @@ class Campaign:
         """The accuracy constraint of a configuration, once the reference's answers are there."""
         if configuration == REFERENCE or not answers.items:
             return -self.settings.accuracy_margin
+        patience = Patience()
         while True:
             reference = self.study.outcome(REFERENCE)
             if reference is not None and reference.answers is not None:
@@ -373,7 +374,7 @@ class Campaign:
                 self._run_one(self.study, REFERENCE, trial, progress)
             else:
                 progress.wait(self.study.running())
-                time.sleep(POLL_S)
+                patience.wait()
 
     def _violation(self, configuration: Configuration, answers: AccuracyRun, reference: AccuracyRun) -> float:
         """By how much the possible loss exceeds the margin: feasible at 0 or below."""

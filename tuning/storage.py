@@ -13,6 +13,7 @@ Not covered: MySQL, whose text columns are too short for a measurement, and Redi
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ from dspark_deploy.redaction import mask_urls
 KINDS = "sqlite:///FILE, journal:///FILE, postgresql://HOST/DATABASE or grpc://HOST:PORT"
 GRPC_PORT = 13000
 WAIT_S = 60
+OPENINGS, OPENING_S = 5, 0.2
 # File systems on which SQLite's locks are not to be trusted.
 NETWORK_DISKS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "fuse.ceph", "beegfs", "gpfs", "9p", "afs")
 # What a storage raises when it can't be reached or read.
@@ -49,10 +51,22 @@ def open_storage(url: str) -> BaseStorage:
     if url.startswith("grpc://"):
         _require("grpc", "optuna's gRPC proxy", "grpc")
     try:
-        return _open(url)
+        return _open_beside_others(url)
     except StorageErrors as error:
         reason = mask_urls(str(error).partition("\n")[0])
         raise InputError(f"{shown(url)}: can't be used as storage: {reason}") from error
+
+
+def _open_beside_others(url: str) -> BaseStorage:
+    """Two workers that come first make the tables at one moment, and one of them is told that they exist."""
+    for attempt in range(1, OPENINGS):
+        try:
+            return _open(url)
+        except SQLAlchemyError as error:
+            if "already exists" not in str(error):
+                raise
+            time.sleep(OPENING_S * attempt)
+    return _open(url)
 
 
 def _open(url: str) -> BaseStorage:
@@ -72,8 +86,10 @@ def _open(url: str) -> BaseStorage:
             )
         return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": WAIT_S}})
     if parts.scheme in ("postgresql", "postgresql+psycopg2") and parts.path.strip("/"):
+        # SQLAlchemy's own choice of a driver differs between its releases.
+        driven = url.replace("postgresql://", "postgresql+psycopg2://", 1)
         # A connection may lie idle for hours while an engine is measured; it is tried before it is used.
-        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        return RDBStorage(driven, engine_kwargs={"pool_pre_ping": True})
     if parts.scheme == "grpc" and parts.hostname:
         return _proxy(parts.hostname, parts.port or GRPC_PORT)
     raise InputError(f"--storage {shown(url)}: write {KINDS}")

@@ -52,9 +52,10 @@ def worker_name() -> str:
 
 def known_dead(name: str) -> bool:
     """Whether a worker of this machine has ended. False for one elsewhere: nothing is known of it."""
-    machine, pid, started = ("", *name.rsplit(":", 2))[-3:]
-    if machine != machine_id() or not pid.isdecimal():
+    parts = name.rsplit(":", 2)
+    if len(parts) != 3 or parts[0] != machine_id() or not parts[1].isdecimal():
         return False
+    _, pid, started = parts
     try:
         process = psutil.Process(int(pid))
         return f"{process.create_time():.2f}" != started or process.status() == psutil.STATUS_ZOMBIE
@@ -79,6 +80,18 @@ class Pulse:
             self.seen[number] = (beat, self.clock())
             return False
         return self.clock() - since > self.stale_s
+
+
+class Patience:
+    """Waiting for other workers: briefly at first, then longer, so that many who wait cost little."""
+
+    def __init__(self, first_s: float = 0.1, most_s: float = 5.0) -> None:
+        self._wait_s, self._most_s = first_s, most_s
+
+    def wait(self) -> None:
+        """Wait once."""
+        time.sleep(self._wait_s)
+        self._wait_s = min(self._wait_s * 1.5, self._most_s)
 
 
 @contextmanager
