@@ -24,14 +24,17 @@ def write_report(result: dict[str, Any], path: Path) -> None:
     """Render `result` (see `tuning.result`) to `path`."""
     complete = [cell for cell in result["cells"] if cell["state"] == "complete"]
     figures = [
-        ("acceptance", "Acceptance by position", acceptance_figure(complete)),
-        ("tpot", "TPOT by number of speculative tokens", tpot_figure(complete)),
-        ("pareto", "Latency against throughput", pareto_figure(complete, result)),
-        ("accuracy", "Accuracy and its interval", accuracy_figure(complete)),
+        ("acceptance", "Acceptance by position", "positions", acceptance_figure(complete)),
+        ("tpot", "TPOT by number of speculative tokens", "loads", tpot_figure(complete)),
+        ("pareto", "Latency against throughput", "frontier", pareto_figure(complete, result)),
+        ("accuracy", "Accuracy and its interval", "table", accuracy_figure(complete)),
     ]
+    if result["baseline"]:
+        title = "Best so far, and by chance"
+        figures.append(("baseline", title, "search", baseline_figure(result["baseline"])))
     rendered = [
-        {"id": name, "title": title, "html": embed(figure, name, with_library=index == 0)}
-        for index, (name, title, figure) in enumerate(figures)
+        {"id": name, "title": title, "table": table, "html": embed(figure, name, with_library=index == 0)}
+        for index, (name, title, table, figure) in enumerate(figures)
     ]
     source = resources.files("tuning").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -134,6 +137,17 @@ def pareto_figure(cells: list[dict[str, Any]], result: dict[str, Any]) -> go.Fig
     loads = result["settings"]["loads"]
     figure.update_xaxes(title=f"mean TPOT at load {min(loads)}, ms")
     figure.update_yaxes(title=f"output tokens/s at load {max(loads)}")
+    return figure
+
+
+def baseline_figure(baseline: dict[str, Any]) -> go.Figure:
+    """Best so far by launches, of this search and as chance would have it."""
+    figure = go.Figure()
+    launches = list(range(1, len(baseline["found"]) + 1))
+    for index, (name, key) in enumerate((("this search", "found"), ("by chance, expected", "by_chance"))):
+        figure.add_scatter(x=launches, y=baseline[key], name=name, **line_style(index))
+    figure.update_xaxes(title="configurations launched", dtick=max(len(launches) // 10, 1))
+    figure.update_yaxes(title="best so far, in the goal's unit")
     return figure
 
 

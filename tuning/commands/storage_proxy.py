@@ -19,8 +19,9 @@ from typing import Annotated
 import optuna
 import typer
 
-from dspark_deploy.console import people
+from dspark_deploy.console import people, print_json
 from dspark_deploy.errors import InputError
+from tuning.commands.common import Json
 from tuning.storage import GRPC_PORT, open_storage, shown
 
 THREADS = 32
@@ -31,6 +32,7 @@ def storage_proxy(
     storage: Annotated[str, typer.Option(help="postgresql://HOST/DATABASE or sqlite:///FILE")],
     host: Annotated[str, typer.Option(help="Where to listen")] = "localhost",
     port: Annotated[int, typer.Option(help="Where to listen", min=1, max=65535)] = GRPC_PORT,
+    as_json: Json = False,
 ) -> None:
     """Serve a storage to workers that name it as grpc://HOST:PORT."""
     if not storage.startswith(("postgresql", "sqlite:///")):
@@ -44,7 +46,9 @@ def storage_proxy(
         cached = optuna.storages.get_storage(backend)
         server = make_server(cached, host, port, ThreadPoolExecutor(THREADS))
     server.start()
-    people(False).print(f"{shown(storage)} for workers at grpc://{host}:{port}", markup=False)
+    people(as_json).print(f"{shown(storage)} for workers at grpc://{host}:{port}", markup=False)
+    if as_json:
+        print_json({"status": "ready", "storage": shown(storage), "url": f"grpc://{host}:{port}"})
     try:
         while True:
             time.sleep(POLL_S)
