@@ -102,6 +102,7 @@ class Campaign:
         self._board = Board()
         self.screen: Screen | None = None
         self.finals: Finals = {}
+        self.probes: list[Measurement] = []
 
     @property
     def goals(self) -> list[str]:
@@ -182,6 +183,7 @@ class Campaign:
         self._share(study, "prediction", base.measurement)
         runs = {cell.num_speculative_tokens: study.outcome(cell) for cell in synthetic}
         found = {k: run.measurement for k, run in runs.items() if run and run.measurement}
+        self.probes = [base.measurement, *found.values()]
         ks = sorted(cell.num_speculative_tokens for cell in first_family(self.space))
         return screen(reference.measurement, base.measurement, found, ks, [self.goal_load])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from dspark_deploy.launch.rundir import write_atomically
 from tuning.best import write_best
 from tuning.campaign import Campaign
 from tuning.machine import describe_machine
+from tuning.measurement import Measurement
 from tuning.result import result_json
 from tuning.screening import pruned
 from tuning.selection import Selection, select
@@ -85,10 +86,16 @@ def search_json(campaign: Campaign, outcomes: Mapping[Configuration, Outcome]) -
         "pruned": {cell.label: reason for cell, reason in left.items()},
         "predicted_from_k": screen.from_k if screen else None,
         "seconds": {
-            "search": round(sum(sum(each.seconds.values()) for each in measured), 1),
-            "finalists": round(sum(sum(each.seconds.values()) for each in again), 1),
+            "search": _seconds(measured),
+            "predictions": _seconds(campaign.probes),
+            "finalists": _seconds(again),
         },
     }
+
+
+def _seconds(measurements: Iterable[Measurement]) -> float:
+    """What measurements took, boots and all."""
+    return round(sum(sum(each.seconds.values()) for each in measurements), 1)
 
 
 def write_profiles(

@@ -18,7 +18,7 @@ from optuna.storages import BaseStorage
 
 from dspark_deploy.errors import InputError
 from tuning import identity as identities
-from tuning.samplers import choose
+from tuning.samplers import GRID, SAMPLED_TRIALS, choose
 from tuning.space import Space, fingerprint
 from tuning.storage import StorageErrors, open_storage, shown
 from tuning.study import Study, Violation, complete_trials, open_study, stored_identity
@@ -82,7 +82,7 @@ def open_sweep(
             space,
             worker_name(),
             chosen,
-            trials,
+            trials or (None if chosen == GRID else SAMPLED_TRIALS),
             options.retry_failed,
             alone=options.storage is None,
         )

@@ -308,6 +308,7 @@ class Study:
         attributes: dict[str, Any] = {
             f"tpot_ms@{result.concurrency}": round(result.mean_tpot_ms, 3) for result in results
         }
+        attributes["accuracy_kept"] = violation <= 0  # for dashboards that don't know optuna's constraints
         attributes |= {"measurement": json.dumps(measurement.as_json()), "answers": pack(answers)}
         if lowered is not None:
             attributes["lowered"] = dict(lowered)

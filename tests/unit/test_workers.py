@@ -22,7 +22,7 @@ import optuna
 import pytest
 
 from dspark_deploy.errors import InputError
-from dspark_deploy.launch.engine import free_port
+from tests.support.grpc_proxy import grpc_proxy
 from tests.support.postgres import PASSWORD, postgres
 from tests.support.stand_in import StandIn
 from tests.support.sweeps import make, sweep
@@ -75,24 +75,6 @@ def workers(folder: Path, storage: str, number: int, cost_s: float = COST_S) -> 
             if each.process.poll() is None:
                 each.process.kill()
                 each.process.wait()
-
-
-@contextmanager
-def grpc_proxy(storage: str) -> Iterator[str]:
-    """The command storage-proxy as a process; gives the URL that workers name."""
-    pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'dspark-deploy[grpc]'")
-    port = free_port("127.0.0.1")
-    program = "from tuning.sweep import main; main()"
-    command = [sys.executable, "-c", program, "storage-proxy", "--storage", storage, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert f"grpc://localhost:{port}" in line and PASSWORD not in line, line + process.stdout.read()
-        yield f"grpc://localhost:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 130
 
 
 @contextmanager

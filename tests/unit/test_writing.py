@@ -96,7 +96,7 @@ def result(fast: bool = True, expectations: list[Expectation] | None = None) -> 
             "same_engine": {},
             "pruned": {"k1-greedy": "predicted TPOT 9.00 ms at load 1, 40% above the best prediction"},
             "predicted_from_k": 7,
-            "seconds": {"search": 1.0, "finalists": 1.0},
+            "seconds": {"search": 1.0, "predictions": 1.0, "finalists": 1.0},
         },
         gpus=0,
     )
