@@ -245,8 +245,8 @@ class Campaign:
                 if claimed is not None:
                     self._run_one(study, *claimed, progress, base)
                     patience = Patience()
-                elif running := study.running():
-                    progress.wait(running)
+                elif study.busy:
+                    progress.wait(study.running())
                     patience.wait()
                 else:
                     return

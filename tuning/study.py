@@ -30,7 +30,7 @@ from tuning.answers import pack, unpack
 from tuning.measurement import Measurement
 from tuning.samplers import GRID, SETTLED, make_sampler
 from tuning.space import SCHEDULE, Choice, Configuration, Space, from_params
-from tuning.workers import Pulse
+from tuning.workers import Pulse, is_alive
 
 # TPOT at the lightest load, milliseconds; output tokens/s per GPU at the heaviest.
 DIRECTIONS = (StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE)
@@ -139,6 +139,11 @@ class Study:
             for trial in trials
             if trial.state is TrialState.RUNNING
         }
+
+    @property
+    def busy(self) -> bool:
+        """Whether any worker has a trial, one included that does not say yet which configuration it is."""
+        return bool(self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
 
     @property
     def budget_left(self) -> int:
@@ -283,7 +288,8 @@ class Study:
             worker, beat = trial.user_attrs.get("worker", ""), trial.user_attrs.get("beat", 0)
             if worker == self.worker:
                 continue
-            if everyone or self.pulse.is_dead(trial.number, worker, beat):
+            cut_off = everyone and not is_alive(worker)
+            if cut_off or self.pulse.is_dead(trial.number, worker, beat):
                 try:
                     self.study.tell(trial.number, state=TrialState.FAIL)  # without a reason: it was cut off
                 except (optuna.exceptions.UpdateFinishedTrialError, ValueError):

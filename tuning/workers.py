@@ -50,17 +50,17 @@ def worker_name() -> str:
     return f"{machine_id()}:{process.pid}:{process.create_time():.2f}"
 
 
-def known_dead(name: str) -> bool:
-    """Whether a worker of this machine has ended. False for one elsewhere: nothing is known of it."""
+def is_alive(name: str) -> bool | None:
+    """Whether a worker of this machine is running; None for one elsewhere, of which nothing is known."""
     parts = name.rsplit(":", 2)
     if len(parts) != 3 or parts[0] != machine_id() or not parts[1].isdecimal():
-        return False
+        return None
     _, pid, started = parts
     try:
         process = psutil.Process(int(pid))
-        return f"{process.create_time():.2f}" != started or process.status() == psutil.STATUS_ZOMBIE
+        return f"{process.create_time():.2f}" == started and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        return True
+        return False
 
 
 @dataclass
@@ -73,8 +73,9 @@ class Pulse:
 
     def is_dead(self, number: int, worker: str, beat: int) -> bool:
         """Whether the worker of trial `number` is dead, as far as can be told by now."""
-        if known_dead(worker):
-            return True
+        alive = is_alive(worker)
+        if alive is not None:
+            return not alive
         last, since = self.seen.get(number, (-1, self.clock()))
         if beat != last:
             self.seen[number] = (beat, self.clock())
@@ -141,10 +142,10 @@ def own_gpus(gpus: Sequence[int], folder: Path | None = None) -> Iterator[None]:
 def _open_lock(path: Path) -> IO[str]:
     """The lock's file, which workers of other users may open as well."""
     try:
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        number = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise InputError(f"{path}: can't be opened to hold the GPU: {error.strerror}") from error
-    return os.fdopen(number, "r+")
+    return os.fdopen(number, "r")
 
 
 def visible_gpus(platform: str, gpus: Sequence[int]) -> dict[str, str]:

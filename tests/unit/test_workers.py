@@ -29,7 +29,7 @@ from tests.support.sweeps import make, sweep
 from tuning.space import Configuration, Space
 from tuning.storage import file_system, open_storage
 from tuning.study import Study, open_study
-from tuning.workers import Pulse, beating, known_dead, own_gpus, visible_gpus, worker_name
+from tuning.workers import Pulse, beating, is_alive, own_gpus, visible_gpus, worker_name
 
 CELLS = 13
 COST_S = 0.4
@@ -224,11 +224,11 @@ def test_four_workers_open_an_empty_database_at_one_moment() -> None:
 
 def test_who_is_dead() -> None:
     mine = worker_name()
-    assert not known_dead(mine)
+    assert is_alive(mine)
     place, _, _ = mine.rsplit(":", 2)
-    assert known_dead(f"{place}:{os.getpid()}:1.00"), "another process had this pid"
-    assert known_dead(f"{place}:999999999:1.00")
-    assert not known_dead("elsewhere/x/1:1:1.00") and not known_dead("") and not known_dead("nonsense")
+    assert is_alive(f"{place}:{os.getpid()}:1.00") is False, "another process had this pid"
+    assert is_alive(f"{place}:999999999:1.00") is False
+    assert [is_alive(name) for name in ("elsewhere/x/1:1:1.00", "", "nonsense")] == [None] * 3
 
 
 def test_beats_rise_and_survive_a_storage_that_fails() -> None:
