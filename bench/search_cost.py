@@ -26,7 +26,8 @@ from typing import Any
 
 SPACE = ["--num-speculative-tokens", "none,1,2,3,4,5,6,7", "--draft-sample-method", "greedy,probabilistic"]
 SWEEP = [sys.executable, "-c", "from tuning.sweep import main; main()", "sweep", "--profile", "cpu-tiny.yaml"]
-COMMON = [*SPACE, "--boots", "0", "--loads", "1,8", "--goal", "latency", "--no-report", "--json"]
+SIZE = ["--prompts-per-load", "24", "--accuracy-problems", "60", "--accuracy-margin", "0.08"]
+COMMON = [*SPACE, *SIZE, "--boots", "0", "--loads", "1,8", "--goal", "latency", "--no-report", "--json"]
 MOST_LOST, MOST_COST = 0.02, 0.40
 
 

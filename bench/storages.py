@@ -33,7 +33,8 @@ from tests.unit.measurements import answers, measurement
 from tuning.answers import pack
 from tuning.space import Configuration, Space
 from tuning.storage import open_storage
-from tuning.study import Study, open_study
+from tuning.study import Study
+from tuning.trials import open_study
 
 KINDS = ("sqlite", "journal", "postgresql", "grpc over postgresql")
 REPEATS = 5

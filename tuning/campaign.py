@@ -33,7 +33,7 @@ from tuning.judging.prediction import synthetic_flags
 from tuning.measurement import Measurement, Plan, measure
 from tuning.memory import Lowered, lowered
 from tuning.opening import Options, open_sweep
-from tuning.progress import Board, SweepProgress
+from tuning.progress import Board, SweepProgress, one_line
 from tuning.screening import (
     PROBE_REQUESTS,
     SYNTHETIC_RUN,
@@ -47,8 +47,9 @@ from tuning.screening import (
 from tuning.selection import LATENCY, SLO, THROUGHPUT, Candidate, Finals, candidates, finalists
 from tuning.space import BOOT, PROBE, REFERENCE, Configuration, Space, cut, examine
 from tuning.statistics import compare_paired
-from tuning.study import INTERRUPTED, Outcome, Study, open_study
+from tuning.study import Study
 from tuning.tables import schedule_rows
+from tuning.trials import INTERRUPTED, Outcome, open_study
 from tuning.workers import Patience, beating, visible_gpus
 from tuning.workload import sweep_workload
 
@@ -293,7 +294,7 @@ class Campaign:
                 lowered=change.as_json() if change else None,
             )
         progress.end(
-            _summary(found[0]) if kept else "was taken for dead, and is another worker's now", found[0]
+            one_line(found[0]) if kept else "was taken for dead, and is another worker's now", found[0]
         )
 
     def _attempt(
@@ -396,12 +397,3 @@ class Campaign:
             )
         answers = {cell: outcome.answers for cell, outcome in outcomes.items() if outcome.answers}
         return candidates(outcomes, answers, self.settings.accuracy_margin)
-
-
-def _summary(measurement: Measurement) -> str:
-    counts = measurement.accuracy
-    tpots = ", ".join(
-        f"TPOT {load.result.mean_tpot_ms:.2f} ms @{load.result.concurrency}" for load in measurement.loads
-    )
-    asked = f", accuracy {counts['correct']}/{counts['questions']}" if counts.get("questions") else ""
-    return f"acceptance length {measurement.acceptance.length:.3f}, {tpots}{asked}"

@@ -24,7 +24,7 @@ from tuning.screening import pruned
 from tuning.selection import Selection, select
 from tuning.space import Configuration
 from tuning.storage import shown
-from tuning.study import Outcome
+from tuning.trials import Outcome
 
 
 def conclude(campaign: Campaign, report: bool) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from tuning import identity as identities
 from tuning.samplers import GRID, SAMPLED_TRIALS, choose
 from tuning.space import Space, fingerprint
 from tuning.storage import StorageErrors, open_storage, shown
-from tuning.study import Study, Violation, complete_trials, open_study, stored_identity
+from tuning.study import Study, Violation
+from tuning.trials import complete_trials, open_study, stored_identity
 from tuning.workers import worker_name
 
 PREFIX = "dspark-sweep"

@@ -134,3 +134,13 @@ class SweepProgress:
             if value:
                 table.add_row(name, value)
         return Group(table, ProgressBar(total=max(self._total, 1), completed=self._done, width=40))
+
+
+def one_line(measurement: Measurement) -> str:
+    """A measurement in a line."""
+    counts = measurement.accuracy
+    tpots = ", ".join(
+        f"TPOT {load.result.mean_tpot_ms:.2f} ms @{load.result.concurrency}" for load in measurement.loads
+    )
+    asked = f", accuracy {counts['correct']}/{counts['questions']}" if counts.get("questions") else ""
+    return f"acceptance length {measurement.acceptance.length:.3f}, {tpots}{asked}"

@@ -10,8 +10,8 @@ from dspark_deploy.profile.schema import Expectation, SweepSettings
 from tuning.selection import LATENCY, Candidate, Selection
 from tuning.space import Configuration
 from tuning.statistics import mean_interval, proportion_interval
-from tuning.study import Outcome
 from tuning.tables import FIELD, crossovers, frontier, fronts_by_load, random_baseline, schedule_rows
+from tuning.trials import Outcome
 
 NOTHING_KEEPS = "nothing keeps the limits"
 

@@ -26,7 +26,7 @@ from tuning.load import LoadResult
 from tuning.measurement import Measurement
 from tuning.space import REFERENCE, VERIFICATION, Configuration
 from tuning.statistics import Interval, PairedComparison, compare_paired, paired_mean_difference, run_interval
-from tuning.study import Outcome
+from tuning.trials import Outcome
 
 LATENCY, THROUGHPUT, SLO = "latency", "throughput", "slo"
 WINS, NONE_IS_BEST, INCONCLUSIVE = "speculation wins", "no speculation is best", "inconclusive"

@@ -13,56 +13,33 @@ from __future__ import annotations
 
 import json
 import random
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.storages import BaseStorage
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from dspark_deploy.errors import InputError
 from tuning.accuracy import AccuracyRun
 from tuning.answers import pack, unpack
 from tuning.measurement import Measurement
-from tuning.samplers import GRID, SETTLED, make_sampler
+from tuning.samplers import GRID, SETTLED
 from tuning.space import SCHEDULE, Choice, Configuration, Space, from_params
+from tuning.trials import (
+    ACCURACY,
+    CUT_OFF,
+    INTERRUPTED,
+    TAKEN,
+    Outcome,
+    complete_outcome,
+    complete_trials,
+    configuration_of,
+)
 from tuning.workers import Pulse, is_alive
 
-# TPOT at the lightest load, milliseconds; output tokens/s per GPU at the heaviest.
-DIRECTIONS = (StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE)
-METRIC_NAMES = ["tpot_ms", "output_tokens_per_s_per_gpu"]
-ACCURACY = "accuracy"
-INTERRUPTED, CUT_OFF, TAKEN = "interrupted", "cut off", "another trial has this configuration"
-COMPLETE, FAILED, INFEASIBLE = "complete", "failed", "infeasible"
 Violation = Callable[[Configuration, AccuracyRun, AccuracyRun], float]
 MOST_REPEATS = 8  # proposals of what is there already, before one is drawn from what is owed
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one configuration ended: a measurement, or the reason why there is none.
-
-    `lowered` is the setting that was lowered after the engine had run out of memory.
-    """
-
-    configuration: Configuration
-    measurement: Measurement | None
-    reason: str = ""
-    codes: tuple[str, ...] = ()
-    lowered: dict[str, Any] | None = None
-    answers: AccuracyRun | None = None
-    number: int = -1
-    worker: str = ""
-    seeded_from: str = ""
-
-    @property
-    def state(self) -> str:
-        """complete, infeasible or failed."""
-        return COMPLETE if self.measurement else INFEASIBLE if self.codes else FAILED
 
 
 @dataclass
@@ -98,7 +75,7 @@ class Study:
         for configuration, trials in self._by_configuration().items():
             complete = next((t for t in trials if t.state is TrialState.COMPLETE), None)
             if complete is not None:
-                found[configuration] = _complete(configuration, complete)
+                found[configuration] = complete_outcome(configuration, complete)
             elif (ended := self._final(configuration, trials)) is not None:
                 found[configuration] = ended
         return found
@@ -107,7 +84,7 @@ class Study:
         """How one configuration ended, or None while it is owed or running."""
         trials = self._by_configuration().get(configuration, [])
         complete = next((t for t in trials if t.state is TrialState.COMPLETE), None)
-        return _complete(configuration, complete) if complete else self._final(configuration, trials)
+        return complete_outcome(configuration, complete) if complete else self._final(configuration, trials)
 
     def _final(self, configuration: Configuration, trials: Sequence[FrozenTrial]) -> Outcome | None:
         """Why a configuration is not measured again; None while it is owed."""
@@ -418,67 +395,3 @@ class Study:
             if configuration is not None and "duplicate_of" not in trial.user_attrs:
                 found.setdefault(configuration, []).append(trial)
         return found
-
-
-def open_study(storage: BaseStorage, name: str, identity: Mapping[str, Any], sampler: str) -> optuna.Study:
-    """The study of this name, created where there is none, with its identity in it."""
-    study = optuna.create_study(
-        storage=storage,
-        study_name=name,
-        sampler=make_sampler(sampler),
-        directions=list(DIRECTIONS),
-        load_if_exists=True,
-    )
-    if "identity" not in study.user_attrs:
-        study.set_user_attr("identity", json.dumps(identity, sort_keys=True))
-        with warnings.catch_warnings():  # names for a dashboard; nothing here depends on them
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(METRIC_NAMES)
-    return study
-
-
-def stored_identity(study: optuna.Study) -> dict[str, Any]:
-    """The identity that a study was created with. Raises InputError where it has none that can be read."""
-    try:
-        found = json.loads(study.user_attrs["identity"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"study {study.study_name}: has no identity of a sweep in it: {error!r}") from error
-    if not isinstance(found, dict):
-        raise InputError(f"study {study.study_name}: its identity is damaged")
-    return found
-
-
-def complete_trials(study: optuna.Study) -> dict[Configuration, FrozenTrial]:
-    """The first complete trial of each configuration."""
-    found: dict[Configuration, FrozenTrial] = {}
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        configuration = configuration_of(trial)
-        if configuration is not None and "duplicate_of" not in trial.user_attrs:
-            found.setdefault(configuration, trial)
-    return found
-
-
-def configuration_of(trial: FrozenTrial) -> Configuration | None:
-    """The configuration that a trial is about; None for one that has not been told yet."""
-    params = trial.user_attrs.get("configuration")
-    return from_params(params) if params else None
-
-
-def _complete(configuration: Configuration, trial: FrozenTrial) -> Outcome:
-    stored = trial.user_attrs
-    try:
-        measurement = Measurement.from_json(json.loads(stored["measurement"]))
-        answers = unpack(stored["answers"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"the stored measurement of trial {trial.number} is damaged ({error!r}); start anew with --out"
-        ) from error
-    return Outcome(
-        configuration,
-        measurement,
-        lowered=stored.get("lowered"),
-        answers=answers,
-        number=trial.number,
-        worker=stored.get("worker", ""),
-        seeded_from=stored.get("seeded_from", ""),
-    )

@@ -22,8 +22,8 @@ from tuning.accuracy import AccuracyRun
 from tuning.measurement import Measurement
 from tuning.selection import INCONCLUSIVE, NONE_IS_BEST, WINS, Candidate, candidates, select
 from tuning.space import REFERENCE, Configuration, schedule_choice
-from tuning.study import Outcome
 from tuning.tables import crossover, crossovers, expected_best, frontier, fronts_by_load, schedule_rows
+from tuning.trials import Outcome
 
 K1, K3, K5, K7 = (Configuration(k, "greedy") for k in (1, 3, 5, 7))
 ADAPTIVE = Configuration(5, "greedy", (("verification", "adaptive"),))

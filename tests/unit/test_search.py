@@ -24,7 +24,8 @@ from tests.unit.profiles import load
 from tuning.answers import pack, unpack
 from tuning.samplers import choose, make_sampler
 from tuning.space import REFERENCE, Configuration, Space, choices, configurations
-from tuning.study import CUT_OFF, Study, open_study
+from tuning.study import Study
+from tuning.trials import CUT_OFF, open_study
 
 K1, K3, K5 = (Configuration(k, "greedy") for k in (1, 3, 5))
 METHODS = SWEEP.replace(

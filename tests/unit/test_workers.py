@@ -28,7 +28,8 @@ from tests.support.stand_in import StandIn
 from tests.support.sweeps import make, sweep
 from tuning.space import Configuration, Space
 from tuning.storage import file_system, open_storage
-from tuning.study import Study, open_study
+from tuning.study import Study
+from tuning.trials import open_study
 from tuning.workers import Pulse, beating, is_alive, own_gpus, visible_gpus, worker_name
 
 CELLS = 13

@@ -21,7 +21,7 @@ from tuning.report import write_report
 from tuning.result import result_json
 from tuning.selection import candidates, select
 from tuning.space import REFERENCE, Configuration
-from tuning.study import Outcome
+from tuning.trials import Outcome
 
 K5 = Configuration(5, "greedy")
 COMMENTED = TEXT.replace("  port: 8123", "  port: 8123   # the balancer's") + "  # how drafts are drawn\n"
