@@ -10,7 +10,15 @@ from dspark_deploy.profile.schema import Expectation, SweepSettings
 from tuning.selection import LATENCY, Candidate, Selection
 from tuning.space import Configuration
 from tuning.statistics import mean_interval, proportion_interval
-from tuning.tables import FIELD, crossovers, frontier, fronts_by_load, random_baseline, schedule_rows
+from tuning.tables import (
+    FIELD,
+    crossovers,
+    frontier,
+    fronts_by_load,
+    is_fixed,
+    random_baseline,
+    schedule_rows,
+)
 from tuning.trials import Outcome
 
 NOTHING_KEEPS = "nothing keeps the limits"
@@ -172,9 +180,11 @@ def unexpected(expectations: Sequence[Expectation], workload: str, found: Sequen
             k = candidate.configuration.num_speculative_tokens
             if expectation.workload != workload or expectation.num_speculative_tokens not in (None, k):
                 continue
+            fixed = is_fixed(candidate.configuration)
             counts = candidate.measurement.accuracy
             measured = {
-                "acceptance_length": candidate.measurement.acceptance.length if k else None,
+                # A schedule or adaptive verification drafts fewer than k in some steps.
+                "acceptance_length": candidate.measurement.acceptance.length if k and fixed else None,
                 "accuracy": counts["correct"] / counts["questions"],
             }
             for name, value in measured.items():

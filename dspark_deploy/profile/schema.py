@@ -271,8 +271,8 @@ class SweepSettings(Section):
     def _goal_has_limits(self) -> SweepSettings:
         if self.goal == "slo" and self.slo is None:
             raise ValueError("goal: slo needs limits in slo: ttft_ms, tpot_ms or both")
-        if self.boots == 1:
-            raise ValueError("boots: one boot has no spread; use 3 or more, or 0 for no finalists")
+        if self.boots in (1, 2):
+            raise ValueError("boots: fewer than 3 say nothing of their spread; use 3 or more, or 0 for none")
         return self
 
 

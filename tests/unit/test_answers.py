@@ -243,11 +243,13 @@ def test_a_derived_schedule_is_measured_and_can_win(tmp_path: Path) -> None:
     text = TEXT + (
         "sweep:\n  space:\n    num_speculative_tokens: [none, 1, 5]\n    verification: [fixed, schedule]\n"
         "  loads: [1, 16]\n  boots: 0\n"
+        "expect:\n  - {workload: tiny-arithmetic, num_speculative_tokens: 5, acceptance_length: [3.4, 6.0]}\n"
     )
     done = sweep(tmp_path, StandIn(token_ms=2.0), text, ["engine.args.max-num-seqs=32"])
     assert done.engine.launched[-1].startswith("k5-greedy-schedule-1to1k5-2to32k")
     assert done.result["schedule"]["rows"][0] == [1, 1, 5]
     assert done.result["schedule"]["field"] == "num_speculative_tokens_per_batch_size"
+    assert done.result["unexpected"] == [], "what is expected of k=5 is not expected of a schedule"
     applied = done.engine.profiles[-1].profile.speculative
     assert applied is not None and applied.verification.kind == "schedule"
     assert sweep(tmp_path, StandIn(), text, ["engine.args.max-num-seqs=32"]).engine.launched == []

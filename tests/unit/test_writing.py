@@ -17,7 +17,7 @@ from tests.unit.measurements import answers, measurement
 from tests.unit.profiles import TEXT, load, write
 from tuning.best import write_best
 from tuning.conclusion import sweep_table
-from tuning.report import write_report
+from tuning.report import tpot_figure, write_report
 from tuning.result import result_json
 from tuning.selection import candidates, select
 from tuning.space import REFERENCE, Configuration
@@ -133,6 +133,29 @@ def test_report_stands_alone_and_escapes(tmp_path: Path) -> None:
 def test_report_says_when_no_speculation_is_best(tmp_path: Path) -> None:
     write_report(result(fast=False), tmp_path / "report.html")
     assert "No speculation is best here." in (tmp_path / "report.html").read_text()
+
+
+def test_a_line_joins_what_differs_by_k_alone() -> None:
+    def cell(label: str, k: int, tpot: float) -> dict[str, Any]:
+        load = {"concurrency": 1, "tpot_ms": tpot, "tpot_ms_interval": {"low": tpot, "high": tpot}}
+        return {"configuration": label, "num_speculative_tokens": k, "loads": [load]}
+
+    cells = [cell("none", 0, 5), cell("k3-greedy", 3, 3), cell("k5-greedy", 5, 2)]
+    cells.append(cell("k5-greedy-adaptive", 5, 4))
+    lines = {line.name: (list(line.x), list(line.y)) for line in tpot_figure(cells).data}
+    assert lines == {
+        "load 1, greedy": ([0, 3, 5], [5, 3, 2]),
+        "load 1, greedy-adaptive": ([0, 5], [5, 4]),
+    }
+
+
+def test_the_other_answers_are_said(tmp_path: Path) -> None:
+    changed = result() | {"verdict": "inconclusive", "speculation_wins": False}
+    write_report(changed, tmp_path / "report.html")
+    assert "Inconclusive." in (tmp_path / "report.html").read_text()
+    nothing = result() | {"best": None, "reason": "no configuration keeps what was promised at any load"}
+    write_report(nothing, tmp_path / "report.html")
+    assert "Nothing keeps what was promised." in (tmp_path / "report.html").read_text()
 
 
 def test_table_has_a_row_per_configuration() -> None:
