@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
 from optuna.trial import Trial
 from rich.console import Console
 
 from dspark_deploy.errors import DSparkError, EngineError, Interrupted, MeasurementError
-from dspark_deploy.launch.engine import ReadyReport
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
@@ -31,6 +29,7 @@ from tuning.accuracy import AccuracyRun, AccuracyVoidError
 from tuning.identity import identity
 from tuning.judging.prediction import synthetic_flags
 from tuning.measurement import Measurement, Plan, measure
+from tuning.measurer import Measurer
 from tuning.memory import Lowered, lowered
 from tuning.opening import Options, open_sweep
 from tuning.progress import Board, SweepProgress, one_line
@@ -47,28 +46,14 @@ from tuning.screening import (
 from tuning.selection import LATENCY, SLO, THROUGHPUT, Candidate, Finals, candidates, finalists
 from tuning.space import BOOT, PROBE, REFERENCE, Configuration, Space, cut, examine
 from tuning.statistics import compare_paired
+from tuning.storage import StorageLost, shown
 from tuning.study import Study
 from tuning.tables import schedule_rows
 from tuning.trials import INTERRUPTED, Outcome, open_study
 from tuning.workers import Patience, beating, visible_gpus
 from tuning.workload import sweep_workload
 
-NO_ANSWERS = AccuracyRun([])
-
-
-class Measurer(Protocol):
-    """What measures one configuration: `tuning.measurement.measure`, or a stand-in of known cost."""
-
-    def __call__(
-        self,
-        loaded: LoadedProfile,
-        facts: Facts,
-        plan: Plan,
-        workload: Any,
-        folder: Path,
-        say: Any,
-        extra: Sequence[str] = (),
-    ) -> tuple[Measurement, AccuracyRun, ReadyReport]: ...
+WRITES = 60  # of a measurement, over about five minutes
 
 
 class Campaign:
@@ -104,6 +89,7 @@ class Campaign:
         self.screen: Screen | None = None
         self.finals: Finals = {}
         self.probes: list[Measurement] = []
+        self.first_wait_s = 0.1
 
     @property
     def goals(self) -> list[str]:
@@ -123,8 +109,19 @@ class Campaign:
         return most if isinstance(most, int) else None
 
     def run(self) -> None:
-        """Measure all that is owed. Raises where the reference can't be measured."""
-        self._announce()
+        """Measure all that is owed. Raises where the reference can't be measured, or the storage is lost."""
+        try:
+            self._run()
+        except StorageLost as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise MeasurementError(
+                f"{shown(self.opened.url)}: the storage no longer answers: {shown(reason)}. What has ended "
+                f"is in it; run the same command again to go on"
+            ) from error
+
+    def _run(self) -> None:
+        for line in self.opened.lines(self.folder):
+            self.console.print(line, markup=False)
         self.study.record_infeasible()
         if self.settings.search == "predicted":
             self._run_predicted()
@@ -133,22 +130,6 @@ class Campaign:
         self._derive_schedule()
         if self.settings.boots:
             self.finals = self._run_finals()
-
-    def _announce(self) -> None:
-        say = self.console.print
-        space, study = self.space, self.study
-        say(
-            f"{len(space.cells)} configurations, {len(study.outcomes())} of them measured already; "
-            f"folder {self.folder}",
-            markup=False,
-        )
-        say(f"sampler {study.sampler}: {self.opened.why}; study {self.opened.name}", markup=False)
-        for cell, refused in space.infeasible.items():
-            say(f"{cell.label}: infeasible, never booted: {', '.join(refused.codes)}", markup=False)
-        for cell, other in space.same.items():
-            say(f"{cell.label}: the same engine as {other.label}, measured once", markup=False)
-        if self.opened.seeded:
-            say(f"{self.opened.seeded} measurements taken over by --seed-from", markup=False)
 
     def _run_predicted(self) -> None:
         """Reference, predictions, then what they leave worth measuring."""
@@ -286,16 +267,29 @@ class Campaign:
                 if configuration == REFERENCE or not isinstance(error, EngineError | MeasurementError):
                     raise
                 return
-            kept = study.complete(
-                trial,
-                *found,
-                violation,
-                gpus=self.loaded.profile.hardware.gpus,
-                lowered=change.as_json() if change else None,
+            kept = self._keep(
+                lambda: study.complete(
+                    trial,
+                    *found,
+                    violation,
+                    gpus=self.loaded.profile.hardware.gpus,
+                    lowered=change.as_json() if change else None,
+                )
             )
         progress.end(
             one_line(found[0]) if kept else "was taken for dead, and is another worker's now", found[0]
         )
+
+    def _keep(self, write: Callable[[], bool]) -> bool:
+        """Write a measurement down, again and again: a storage that restarts must not cost it."""
+        patience = Patience(self.first_wait_s)
+        for _ in range(WRITES):
+            try:
+                return write()
+            except StorageLost as error:
+                self.console.print(f"the storage does not answer ({type(error).__name__}); trying again")
+                patience.wait()
+        return write()
 
     def _attempt(
         self,

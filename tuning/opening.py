@@ -54,6 +54,22 @@ class Opened:
     why: str
     seeded: int
 
+    def lines(self, folder: Path) -> list[str]:
+        """What is about to be searched, for people: how much, by what sampler, and what is never booted."""
+        space, study = self.study.space, self.study
+        found = [
+            f"{len(space.cells)} configurations, {len(study.outcomes())} of them measured already; "
+            f"folder {folder}",
+            f"sampler {study.sampler}: {self.why}; study {self.name}",
+        ]
+        for cell, refused in space.infeasible.items():
+            found.append(f"{cell.label}: infeasible, never booted: {', '.join(refused.codes)}")
+        for cell, other in space.same.items():
+            found.append(f"{cell.label}: the same engine as {other.label}, measured once")
+        if self.seeded:
+            found.append(f"{self.seeded} measurements taken over by --seed-from")
+        return found
+
 
 def open_sweep(
     folder: Path,

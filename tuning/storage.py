@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+import warnings
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,17 +32,14 @@ WAIT_S = 60
 OPENINGS, OPENING_S = 5, 0.2
 # File systems on which SQLite's locks are not to be trusted.
 NETWORK_DISKS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "fuse.ceph", "beegfs", "gpfs", "9p", "afs")
-# What a storage raises when it can't be reached or read.
-StorageErrors: tuple[type[Exception], ...] = (
-    SQLAlchemyError,
-    optuna.exceptions.StorageInternalError,
-    OSError,
-    ValueError,
-)
+# What a storage raises that was there and no longer answers.
+StorageLost: tuple[type[Exception], ...] = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
 if importlib.util.find_spec("grpc") is not None:
     from grpc import RpcError
 
-    StorageErrors = (*StorageErrors, RpcError)
+    StorageLost = (*StorageLost, RpcError)
+# What it raises besides when it can't be opened or read.
+StorageErrors: tuple[type[Exception], ...] = (*StorageLost, OSError, ValueError)
 
 
 def open_storage(url: str) -> BaseStorage:
@@ -96,7 +94,9 @@ def _open(url: str) -> BaseStorage:
 
 
 def _proxy(host: str, port: int) -> BaseStorage:
-    storage = GrpcStorageProxy(host=host, port=port)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        storage = GrpcStorageProxy(host=host, port=port)
     try:
         storage.wait_server_ready(timeout=10)
     except (ConnectionError, TimeoutError) as error:

@@ -301,9 +301,11 @@ class Study:
             trial.set_constraint(ACCURACY, violation)
             self.study.tell(trial, values)
         except (optuna.exceptions.UpdateFinishedTrialError, ValueError) as error:
-            if self._frozen(trial.number).state is TrialState.RUNNING:
+            stored = self._frozen(trial.number)
+            if stored.state is TrialState.RUNNING:
                 raise error
-            return False
+            # An earlier try may have come through, though its answer did not.
+            return stored.state is TrialState.COMPLETE and stored.user_attrs.get("worker") == self.worker
         return True
 
     def fail(

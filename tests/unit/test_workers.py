@@ -21,7 +21,7 @@ from typing import Any
 import optuna
 import pytest
 
-from dspark_deploy.errors import InputError
+from dspark_deploy.errors import InputError, MeasurementError
 from tests.support.grpc_proxy import grpc_proxy
 from tests.support.postgres import PASSWORD, postgres
 from tests.support.stand_in import StandIn
@@ -147,6 +147,43 @@ def test_the_reference_of_a_dead_worker_is_measured_by_the_one_that_waits(tmp_pa
     claimed[1].set_user_attr("worker", worker_name().rpartition(":")[0] + ":0.00")  # one that has ended
     done = sweep(tmp_path, StandIn(), name="second", storage=storage)
     assert sorted(done.engine.launched) == ["k1-greedy", "k3-greedy", "k5-greedy", "none"]
+
+
+class Flaky(Study):
+    """A study whose storage answers only the third time."""
+
+    tries = 0
+
+    def complete(self, *args: Any, **kwargs: Any) -> bool:
+        Flaky.tries += 1
+        if Flaky.tries % 3:
+            raise optuna.exceptions.StorageInternalError("server closed the connection")
+        return super().complete(*args, **kwargs)
+
+
+def test_a_storage_that_restarts_costs_no_measurement(tmp_path: Path) -> None:
+    Flaky.tries = 0
+    engine = StandIn()
+    campaign = make(tmp_path, engine)
+    campaign.first_wait_s = 0.001
+    campaign.study.__class__ = Flaky
+    campaign.run()
+    assert len(engine.launched) == 4 and Flaky.tries == 12
+    assert all(each.measurement for each in campaign.study.outcomes().values())
+
+
+def test_a_storage_that_is_gone_is_named_and_nothing_that_ended_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = make(tmp_path, StandIn(), storage=f"journal:///{tmp_path}/s.log")
+
+    def gone(*_: object) -> None:
+        raise optuna.exceptions.StorageInternalError(f"postgresql://tuner:{PASSWORD}@db/x is gone")
+
+    monkeypatch.setattr(campaign.study, "claim", gone)
+    with pytest.raises(MeasurementError, match="no longer answers") as caught:
+        campaign.run()
+    assert PASSWORD not in str(caught.value) and "run the same command again" in str(caught.value)
 
 
 def shared(folder: Path, worker: str, pulse: Pulse | None = None) -> Study:
