@@ -3,6 +3,7 @@
     engine = StandIn(cost_s=0.2)
     Campaign(loaded, facts, folder, options, console, engine)
     engine.launched        labels of what was booted, in order
+    engine.asked           plan and vLLM flags of the last boot, by label
 
     step time      base_ms + token_ms * (k + 1) * load, milliseconds; `slower` scales it by configuration
     acceptance     `chances[j]` to accept draft j, given those before
@@ -49,6 +50,7 @@ class StandIn:
     breaks: dict[str, list[Exception]] = field(default_factory=dict)
     log_text: str = ""
     launched: list[str] = field(default_factory=list)
+    asked: dict[str, tuple[Plan, list[str]]] = field(default_factory=dict)
     profiles: list[LoadedProfile] = field(default_factory=list)
 
     def length(self, k: int) -> float:
@@ -76,6 +78,7 @@ class StandIn:
         label = folder.name
         self.launched.append(label)
         self.profiles.append(loaded)
+        self.asked[label] = (plan, list(extra))
         say("booting the engine")
         (folder / "engine.log").write_text(self.log_text)
         time.sleep(self.cost_s)

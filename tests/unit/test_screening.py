@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_what_is_pruned_has_its_prediction_as_the_reason(tmp_path: Path) -> None
     assert all("above the best prediction" in reason for reason in search["pruned"].values())
     assert search["strategy"] == "predicted" and search["predicted_from_k"] == 7
     assert not any("probe" in label for label in measured), "a prediction is never a result"
+
+
+def test_synthetic_acceptance_is_for_step_times_alone(tmp_path: Path) -> None:
+    """It never meets a question, is bound to its k, and no configuration of the search sees it."""
+    engine = StandIn()
+    sweep(tmp_path, engine, WIDE, ["speculative.num_speculative_tokens=7"])
+    synthetic = {label: asked for label, asked in engine.asked.items() if asked[1]}
+    assert set(synthetic) == {"k1-greedy-probesynthetic", "k4-greedy-probesynthetic"}
+    for label, (plan, flags) in synthetic.items():
+        config = json.loads(flags[flags.index("--speculative-config") + 1])
+        assert plan.accuracy_problems == 0 and config["rejection_sample_method"] == "synthetic"
+        assert len(config["synthetic_acceptance_rates"]) == config["num_speculative_tokens"] == int(label[1])
+    assert all(plan.accuracy_problems for label, (plan, _) in engine.asked.items() if "probe" not in label)
 
 
 def test_a_predicted_search_resumes_without_a_launch(tmp_path: Path) -> None:
