@@ -178,7 +178,7 @@ def select(
         concurrency,
         best,
         tied,
-        _reason(abs(cost(best)), goal, concurrency, tied, boots),
+        _reason(best, abs(cost(best)), goal, concurrency, tied, boots),
         verdict,
         boots,
         {candidate.configuration: abs(cost(candidate)) for candidate in among},
@@ -205,13 +205,17 @@ def _verdict(best: Candidate, leader: Candidate, tied: Sequence[Candidate]) -> s
     return WINS if speculating else NONE_IS_BEST
 
 
-def _reason(figure: float, goal: str, concurrency: int, tied: Sequence[Candidate], boots: int) -> str:
+def _reason(
+    best: Candidate, figure: float, goal: str, concurrency: int, tied: Sequence[Candidate], boots: int
+) -> str:
     measure = f"TPOT {figure:.2f} ms" if goal == LATENCY else f"{figure:.0f} output tokens/s"
     reason = f"{measure} at load {concurrency}" + (f", mean of {boots} boots" if boots else "")
     if tied:
         names = ", ".join(candidate.configuration.label for candidate in tied)
         by = f"{boots} boots" if boots else "the same prompts"
-        reason += f"; not told apart from {names} by {by}, so the smaller k was taken"
+        alike = all(_size(each.configuration) == _size(best.configuration) for each in tied)
+        taken = "the one that looked best" if alike else "the smaller k, or fixed verification,"
+        reason += f"; not told apart from {names} by {by}, so {taken} was taken"
     return reason
 
 

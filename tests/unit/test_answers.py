@@ -92,6 +92,15 @@ def test_a_tie_with_no_speculation_is_inconclusive() -> None:
     assert chosen(measured)[::2] == ("none", INCONCLUSIVE)
 
 
+def test_a_tie_at_one_k_is_not_said_to_be_one_of_k() -> None:
+    measured = {
+        REFERENCE: measurement(steady(9, 9)),
+        K5: measurement(NOISY[0], 5),
+        Configuration(5, "probabilistic"): measurement(NOISY[1], 5),
+    }
+    assert "so the one that looked best was taken" in chosen(measured)[1]
+
+
 def test_a_tie_at_one_k_goes_to_fixed() -> None:
     measured = {
         REFERENCE: measurement(steady(9, 9)),
