@@ -47,7 +47,7 @@ test: lint
 	wait $$engine; engines=$$?; echo "==> pytest: engine"; cat $$log; rm -f $$log; \
 	exit $$((others != 0 || engines != 0))
 
-# A smaller space than the profile's own, so that it ends within a quarter of an hour on two cores.
+# A smaller space than the profile's own, so that it ends within half an hour on two cores, finalists included.
 sweep: $(READY)
 	$(BIN)/dspark-tune sweep --profile cpu-tiny.yaml --num-speculative-tokens none,1,3,5,7 \
 		--draft-sample-method greedy --out runs/make-sweep

@@ -26,6 +26,7 @@ from typing import Any
 import cpu_case
 
 SWEEP = ["-m", "tuning.sweep", "sweep", "--profile", "cpu-tiny.yaml", "--draft-sample-method", "greedy"]
+SWEEP += ["--boots", "0"]
 TESTS = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine"]
 WITHOUT = "engine.cpu_twins=false"
 

@@ -77,8 +77,44 @@ def serve(
     if facts_only:
         print_json(known.as_json())
         return
+    extra = list(context.args)
+    checked(console, loaded, known, extra, check_only, as_json)
+    if dry_run:
+        _dry_run(console, loaded, known, extra, as_json)
+        return
+    start = run_prewarm if prewarm else _selftest if selftest else _serve
+    start(console, loaded, known, extra, run_dir, quiet, as_json)
+
+
+def launch(
+    profile: str,
+    sets: list[str],
+    *,
+    check_only: bool = False,
+    dry_run: bool = False,
+    run_dir: Path = Path("runs"),
+    quiet: bool = False,
+    as_json: bool = False,
+) -> None:
+    """What `dspark-serve --profile PROFILE` does, for commands that know which profile to serve."""
+    if check_only and dry_run:
+        raise InputError("--check and --dry-run exclude one another; each checks the profile first")
+    console = people(as_json)
+    loaded = load_profile(profile, sets)
+    facts = probe(loaded.profile)
+    checked(console, loaded, facts, [], check_only, as_json)
+    if dry_run:
+        _dry_run(console, loaded, facts, [], as_json)
+    else:
+        _serve(console, loaded, facts, [], run_dir, quiet, as_json)
+
+
+def checked(
+    console: Console, loaded: LoadedProfile, facts: Facts, extra: list[str], check_only: bool, as_json: bool
+) -> None:
+    """Show the findings. Raises PreflightRefused; after --check it ends the command."""
     # Flags after -- are vLLM's own affair, except for one that would give its users meaningless text.
-    findings = check(loaded, known) + synthetic_faults(config_of_flags(context.args), "serve")
+    findings = check(loaded, facts) + synthetic_faults(config_of_flags(extra), "serve")
     refused = any(finding.severity is Severity.ERROR for finding in findings)
     show_findings(console, findings)
     if check_only:
@@ -93,11 +129,6 @@ def serve(
             "preflight refused this launch; the findings above say why, and what to do",
             [finding.as_json() for finding in findings],
         )
-    if dry_run:
-        _dry_run(console, loaded, known, list(context.args), as_json)
-        return
-    start = run_prewarm if prewarm else _selftest if selftest else _serve
-    start(console, loaded, known, list(context.args), run_dir, quiet, as_json)
 
 
 def _dry_run(console: Console, loaded: LoadedProfile, facts: Facts, extra: list[str], as_json: bool) -> None:

@@ -18,10 +18,28 @@ from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.profile import LoadedProfile
 from tuning.space import Configuration
 
+ARGS = "engine.args."
 
-def write_best(loaded: LoadedProfile, configuration: Configuration, header: list[str], path: Path) -> None:
-    """Write `path`: the profile with `configuration`, headed by comment lines that say where it is from."""
-    values = loaded.revised(configuration.changes()).values
+
+def write_best(
+    loaded: LoadedProfile,
+    configuration: Configuration,
+    header: list[str],
+    path: Path,
+    lowered: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `path`: the profile with `configuration`, headed by comment lines that say where it is from.
+
+    `lowered` is the setting that had to be lowered for it to be measured; it is served as it was measured.
+    """
+    changes = configuration.changes()
+    if lowered is not None:
+        changes[f"engine.args.{lowered['setting']}"] = lowered["after"]
+    given = loaded.profile.engine.args
+    for path_of in [name for name, value in changes.items() if value is None and name.startswith(ARGS)]:
+        if path_of.removeprefix(ARGS) not in given:
+            del changes[path_of]  # a flag that is left to vLLM need not be named
+    values = loaded.revised(changes).values
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 110

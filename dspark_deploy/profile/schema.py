@@ -13,6 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Scalar = str | int | float | bool
+Positive = Annotated[int, Field(ge=1)]
 # What a vLLM flag can hold: a scalar, a list for flags that repeat, a mapping for flags that take JSON.
 ArgValue = Scalar | None | list[Scalar] | dict[str, object]
 
@@ -132,6 +133,8 @@ class Schedule(Section):
                     f"must rise, and k must not be negative"
                 )
             previous = last
+        if self.per_batch_size[0][0] != 1:  # vLLM refuses it when the engine starts
+            raise ValueError("the first row must start at batch size 1, so that every batch has a number")
         return self
 
 
@@ -149,6 +152,7 @@ class Speculative(Section):
     num_speculative_tokens: int = Field(ge=1, le=16)
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     rejection_sample_method: Literal["standard", "block"] = "standard"
+    dspark_draft_topk: int | None = Field(None, ge=1)
     verification: Annotated[Fixed | Schedule | Adaptive, Field(discriminator="kind")] = Fixed(kind="fixed")
 
     @model_validator(mode="after")
@@ -200,10 +204,22 @@ class Expectation(Section):
 
 
 class SpaceSettings(Section):
-    """The configurations that a sweep measures: every combination, `none` being no speculation."""
+    """The configurations that a sweep measures: every combination, `none` being no speculation.
+
+    A setting that is left out stays as the profile has it. `verification` takes `fixed`, `adaptive`,
+    `schedule` (by batch size, made from what the fixed ones measured), or a schedule of one's own.
+    `capture_sizes` takes `rendered` (every multiple of k+1), a largest size, or a list of sizes.
+    """
 
     num_speculative_tokens: list[int | Literal["none"]] = Field(["none", 1, 2, 3, 5, 7], min_length=1)
     draft_sample_method: list[Literal["greedy", "probabilistic"]] = Field(["greedy"], min_length=1)
+    verification: list[Literal["fixed", "adaptive", "schedule"] | Schedule] = Field(default_factory=list)
+    rejection_sample_method: list[Literal["standard", "block"]] = Field(default_factory=list)
+    dspark_draft_topk: list[Annotated[int, Field(ge=1)] | Literal["all"]] = Field(default_factory=list)
+    capture_sizes: list[Literal["rendered"] | Positive | list[Positive]] = Field(default_factory=list)
+    max_num_seqs: list[Positive] = Field(default_factory=list)
+    max_num_batched_tokens: list[Positive] = Field(default_factory=list)
+    mhc_provider: list[Literal["auto", "aiter", "tilelang", "torch"]] = Field(default_factory=list)
 
     @field_validator("num_speculative_tokens")
     @classmethod
@@ -214,18 +230,50 @@ class SpaceSettings(Section):
         return value
 
 
+class Slo(Section):
+    """What users were promised, in milliseconds, held against a percentile over requests."""
+
+    ttft_ms: float | None = Field(None, gt=0)
+    tpot_ms: float | None = Field(None, gt=0)
+    percentile: int = Field(99, ge=1, le=99)
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Slo:
+        if self.ttft_ms is None and self.tpot_ms is None:
+            raise ValueError("give ttft_ms, tpot_ms or both: without a limit nothing is promised")
+        return self
+
+
 class SweepSettings(Section):
-    """The defaults of `dspark-tune sweep` for this profile; each has a flag of the same meaning."""
+    """The defaults of `dspark-tune sweep` for this profile; each has a flag of the same meaning.
+
+    `sampler: auto` is the whole grid up to 64 points, and TPE beyond. `search: predicted` orders and prunes
+    by predicted TPOT. The best `finalists` of each goal and no speculation are booted `boots` times more.
+    """
 
     space: SpaceSettings = SpaceSettings()
+    sampler: Literal["auto", "grid", "tpe", "gp", "nsga2", "random"] = "auto"
+    trials: int | None = Field(None, ge=1)
+    search: Literal["all", "predicted"] = "all"
     workload: str = "tiny-arithmetic"
-    loads: list[Annotated[int, Field(ge=1)]] = Field([1, 8], min_length=1)
+    loads: list[Positive] = Field([1, 8], min_length=1)
     prompts_per_load: int = Field(32, ge=1)
     output_tokens: int = Field(96, ge=2)
     temperature: float = Field(0.0, ge=0, le=10, allow_inf_nan=False)
     accuracy_problems: int = Field(100, ge=1)
     accuracy_margin: float = Field(0.05, gt=0, lt=1)
-    goal: Literal["latency", "throughput"] = "latency"
+    finalists: int = Field(2, ge=1)
+    boots: int = Field(3, ge=0)
+    slo: Slo | None = None
+    goal: Literal["latency", "throughput", "slo"] = "latency"
+
+    @model_validator(mode="after")
+    def _goal_has_limits(self) -> SweepSettings:
+        if self.goal == "slo" and self.slo is None:
+            raise ValueError("goal: slo needs limits in slo: ttft_ms, tpot_ms or both")
+        if self.boots in (1, 2):
+            raise ValueError("boots: fewer than 3 say nothing of their spread; use 3 or more, or 0 for none")
+        return self
 
 
 class Profile(Section):

@@ -22,7 +22,7 @@ SWEEP = [
     *(sys.executable, "-m", "tuning.sweep", "sweep", "--profile", "cpu-tiny.yaml", "--out", "out", "--json"),
     *("--num-speculative-tokens", "none,5", "--draft-sample-method", "greedy"),
     *("--loads", "1,8", "--prompts-per-load", "16", "--accuracy-problems", "100"),
-    *("--accuracy-margin", "0.06"),
+    *("--accuracy-margin", "0.06", "--boots", "0"),
     *EXTRA_SET,
 ]
 

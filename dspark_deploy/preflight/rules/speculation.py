@@ -134,3 +134,28 @@ def width_is_the_block(loaded: LoadedProfile, facts: Facts) -> Findings:
             loaded.where("speculative", "num_speculative_tokens"),
             "vllm#54631",
         )
+
+
+@rule("DRAFT_TOPK_UNKNOWN_FIELD", "DRAFT_TOPK_NOT_QWEN3")
+def draft_topk_is_known(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """An unknown field stops the engine, and so does this one with a draft that can't use it."""
+    speculative = loaded.profile.speculative
+    if speculative is None or speculative.dspark_draft_topk is None:
+        return
+    where = loaded.where("speculative", "dspark_draft_topk")
+    if facts.features and not facts.has("draft_topk"):
+        yield error(
+            "DRAFT_TOPK_UNKNOWN_FIELD",
+            f"vLLM {facts.vllm_version} does not know dspark_draft_topk and stops at it",
+            "leave speculative.dspark_draft_topk out, or use a vLLM that has it",
+            where,
+        )
+    source = facts.draft if speculative.draft else facts.model
+    names = source.config.get("architectures") if source else None
+    if isinstance(names, list) and names and not any(str(name).startswith("Qwen3") for name in names):
+        yield error(
+            "DRAFT_TOPK_NOT_QWEN3",
+            f"dspark_draft_topk works with Qwen3's DSpark draft, and this one is {names[0]}",
+            "leave speculative.dspark_draft_topk out",
+            where,
+        )

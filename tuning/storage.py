@@ -1,0 +1,128 @@
+"""Where a sweep keeps its trials: one URL, the same for every worker of it.
+
+    sqlite:///FILE                        one machine; the default, in the sweep's folder
+    journal:///FILE                       several machines with one disk: optuna's journal file
+    postgresql://USER:PASSWORD@HOST/DB    many machines: a PostgreSQL server
+    grpc://HOST:PORT                      many machines: optuna's gRPC proxy before any of these
+
+`docs/scale.md` says which one to choose. Passwords are kept out of every message: `shown` is the URL for
+people.
+Not covered: MySQL, whose text columns are too short for a measurement, and Redis.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import optuna
+from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy.exc import SQLAlchemyError
+
+from dspark_deploy.errors import InputError
+from dspark_deploy.redaction import mask_urls
+
+KINDS = "sqlite:///FILE, journal:///FILE, postgresql://HOST/DATABASE or grpc://HOST:PORT"
+GRPC_PORT = 13000
+WAIT_S = 60
+OPENINGS, OPENING_S = 5, 0.2
+# File systems on which SQLite's locks are not to be trusted.
+NETWORK_DISKS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "fuse.ceph", "beegfs", "gpfs", "9p", "afs")
+# What a storage raises that was there and no longer answers.
+StorageLost: tuple[type[Exception], ...] = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
+if importlib.util.find_spec("grpc") is not None:
+    from grpc import RpcError
+
+    StorageLost = (*StorageLost, RpcError)
+# What it raises besides when it can't be opened or read.
+StorageErrors: tuple[type[Exception], ...] = (*StorageLost, OSError, ValueError)
+
+
+def open_storage(url: str) -> BaseStorage:
+    """The storage at `url`. Raises InputError, with the URL redacted."""
+    if url.startswith("postgresql"):
+        _require("psycopg2", "PostgreSQL", "postgres")
+    if url.startswith("grpc://"):
+        _require("grpc", "optuna's gRPC proxy", "grpc")
+    try:
+        return _open_beside_others(url)
+    except StorageErrors as error:
+        reason = mask_urls(str(error).partition("\n")[0])
+        raise InputError(f"{shown(url)}: can't be used as storage: {reason}") from error
+
+
+def _open_beside_others(url: str) -> BaseStorage:
+    """Two workers that come first make the tables at one moment, and one of them is told that they exist."""
+    for attempt in range(1, OPENINGS):
+        try:
+            return _open(url)
+        except SQLAlchemyError as error:
+            if "already exists" not in str(error):
+                raise
+            time.sleep(OPENING_S * attempt)
+    return _open(url)
+
+
+def _open(url: str) -> BaseStorage:
+    parts = urlsplit(url)
+    if url.startswith("journal:///") and url != "journal:///":
+        path = Path(url.removeprefix("journal://"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The lock of exclusively created files holds on NFS 3 as well, unlike symbolic links on some disks.
+        return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+    if url.startswith("sqlite:///") and url != "sqlite:///" and not url.endswith(":memory:"):
+        path = Path(url.removeprefix("sqlite:///"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        disk = file_system(path.parent)
+        if disk in NETWORK_DISKS:
+            raise InputError(
+                f"{url}: lies on {disk}, where SQLite's locks lose trials; use journal:///FILE there"
+            )
+        return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": WAIT_S}})
+    if parts.scheme in ("postgresql", "postgresql+psycopg2") and parts.path.strip("/"):
+        # SQLAlchemy's own choice of a driver differs between its releases.
+        driven = url.replace("postgresql://", "postgresql+psycopg2://", 1)
+        # A connection may lie idle for hours while an engine is measured; it is tried before it is used.
+        return RDBStorage(driven, engine_kwargs={"pool_pre_ping": True})
+    if parts.scheme == "grpc" and parts.hostname:
+        return _proxy(parts.hostname, parts.port or GRPC_PORT)
+    raise InputError(f"--storage {shown(url)}: write {KINDS}")
+
+
+def _proxy(host: str, port: int) -> BaseStorage:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        storage = GrpcStorageProxy(host=host, port=port)
+    try:
+        storage.wait_server_ready(timeout=10)
+    except (ConnectionError, TimeoutError) as error:
+        raise InputError(
+            f"grpc://{host}:{port}: nobody answers; start `dspark-tune storage-proxy` there"
+        ) from error
+    return storage
+
+
+def shown(url: str) -> str:
+    """The URL without user and password."""
+    return mask_urls(url)
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
+    """The type of the file system that holds `folder`; empty where the system doesn't tell."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return ""
+    where = folder.resolve()
+    found = [line.split()[1:3] for line in lines if len(line.split()) > 2]
+    holding = [(place, kind) for place, kind in found if where.is_relative_to(place)]
+    return max(holding, key=lambda each: len(each[0]))[1] if holding else ""
+
+
+def _require(module: str, what: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise InputError(f"{what} needs {module}: pip install 'dspark-deploy[{extra}]'")
