@@ -1,4 +1,5 @@
 # make sweep   set up, then tune the built-in tiny checkpoint on the CPU engine
+# make demo-fault   plant the sqrt(2) fault in a tiny DeepSeek-V4, and see what sees it
 # make test    set up, then lint, type check and test
 # make setup   only prepare .venv; `make` says what each target does
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint sweep clean
+.PHONY: help setup test lint sweep demo-fault clean
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
@@ -51,6 +52,10 @@ test: lint
 sweep: $(READY)
 	$(BIN)/dspark-tune sweep --profile cpu-tiny.yaml --num-speculative-tokens none,1,3,5,7 \
 		--draft-sample-method greedy --out runs/make-sweep
+
+# The upstream fault, planted in a tiny DeepSeek-V4: accuracy, acceptance length, and what refuses it.
+demo-fault: $(READY)
+	$(BIN)/python -m bench.fault
 
 clean:
 	rm -rf runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
