@@ -1,6 +1,6 @@
 """The upstream fault in a tiny DeepSeek-V4 on the CPU engine: what accuracy, acceptance and gate say.
 
-    python -m bench.fault --out bench/results/fault.json          # `make demo-fault` prints the same table
+    python -m bench.fault --problems 100 --out bench/results/fault.json       # make demo-fault asks 64
 
 A kernel that sums a norm over half of the wavefront gives a layer input that is sqrt(2) too large, behind
 the norm. On a CPU vLLM calls the norm by itself, which would take the factor away again; so the CPU's layer
@@ -242,7 +242,7 @@ def main() -> None:
     """Run all cases and print the table, or one case for the parent."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="write the document here as well")
-    parser.add_argument("--problems", type=int, default=100)
+    parser.add_argument("--problems", type=int, default=64)
     parser.add_argument("--case", choices=list(CASES.values()), help=argparse.SUPPRESS)
     parser.add_argument("--gate", default="warn", help=argparse.SUPPRESS)
     options = parser.parse_args()

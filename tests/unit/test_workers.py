@@ -121,7 +121,7 @@ def test_two_workers_need_at_most_0_6_of_ones_time(tmp_path: Path) -> None:
     assert times[1] <= 0.6 * times[0], times
 
 
-@pytest.mark.parametrize("after_s", [0.3, 0.9, 1.4, 2.1])
+@pytest.mark.parametrize("after_s", [0.3, 1.4])
 def test_killing_a_worker_loses_at_most_its_running_trial(tmp_path: Path, after_s: float) -> None:
     storage = f"journal:///{tmp_path}/study.log"
     with workers(tmp_path / "two", storage, 2) as (first, second):
