@@ -6,8 +6,8 @@
 
 The sweep is the command a person runs, with the profile `cuda-tiny.yaml`: one boot for each configuration,
 loads 1, 8 and 64, greedy accuracy on 200 problems, greedy answers compared with those of no speculation. It
-goes on where it was stopped, so the benchmark can be run again within the same `--work` folder. The report
-is copied beside the document.
+goes on where it was stopped, so the benchmark can be run again within the same `--work` folder. Where time is
+short, `-- --boots 0` leaves out the finalists' further boots. The report is copied beside the document.
 
 The machine is named in the document; a number holds for that GPU alone, and a model this small says nothing
 about a large one. Not covered: DeepSeek-V4's geometry, adaptive verification, more than one GPU.
