@@ -214,7 +214,9 @@ class Study:
         trial.set_user_attr("worker", self.worker)
         trial.set_user_attr("configuration", configuration.params())
         others = [t for t in self._by_configuration().get(configuration, []) if t.number != trial.number]
-        earlier = any(t.state is TrialState.RUNNING and t.number < trial.number for t in others)
+        # A storage behind a proxy may show a trial as waiting that another worker has just taken.
+        alive = (TrialState.RUNNING, TrialState.WAITING)
+        earlier = any(t.state in alive and t.number < trial.number for t in others)
         complete = any(t.state is TrialState.COMPLETE for t in others)
         if earlier or complete or (self._final(configuration, others) is not None):
             self.fail(trial, TAKEN)

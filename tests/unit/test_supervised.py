@@ -51,9 +51,14 @@ def start(folder: Path, then: str, grace_s: float = 1) -> tuple[Supervised, list
 
 
 def gone(pids: list[int]) -> bool:
-    return not any(
-        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids
-    )
+    return not any(runs(pid) for pid in pids)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # at any moment, between two questions too
+        return False
 
 
 def test_stop_ends_a_detached_process_that_ignores_sigterm(tmp_path: Path) -> None:
