@@ -141,7 +141,7 @@ def test_a_worker_that_asks_for_overrides_gets_the_twins(monkeypatch, tmp_path):
     registry, platform = asking_worker(monkeypatch, tmp_path)
     originals = {name: kernel(name) for name in TWINS}
     process.run_phase("general")
-    assert registry.records[-1].name == "worker-phase"
+    assert "worker-phase" in {record.name for record in registry.records}
     try:
         platform.register_triton_kernel_overrides()
         states = {record.name: record.state for record in registry.records if record.name.startswith("twin:")}
@@ -163,7 +163,9 @@ def test_without_twins_every_kernel_stays(monkeypatch, tmp_path):
     registry, platform = asking_worker(monkeypatch, tmp_path, cpu_twins=False)
     process.run_phase("general")
     platform.register_triton_kernel_overrides()
-    assert [record.name for record in registry.records if record.name != "numerics-watch"] == [
+    # DeepSeek-V4's come with their modules, some of which other tests of this process have loaded.
+    others = ("numerics-watch", "mhc-provider", "cpu-deepseek-v4", "cpu-v4-")
+    assert [record.name for record in registry.records if not record.name.startswith(others)] == [
         "vllm-triton-enabled",
         "worker-phase",
         "top-k-top-p",
