@@ -215,7 +215,7 @@ class SpaceSettings(Section):
     draft_sample_method: list[Literal["greedy", "probabilistic"]] = Field(["greedy"], min_length=1)
     verification: list[Literal["fixed", "adaptive", "schedule"] | Schedule] = Field(default_factory=list)
     rejection_sample_method: list[Literal["standard", "block"]] = Field(default_factory=list)
-    dspark_draft_topk: list[Annotated[int, Field(ge=1)] | Literal["all"]] = Field(default_factory=list)
+    dspark_draft_topk: list[Positive | Literal["all"]] = Field(default_factory=list)
     capture_sizes: list[Literal["rendered"] | Positive | list[Positive]] = Field(default_factory=list)
     max_num_seqs: list[Positive] = Field(default_factory=list)
     max_num_batched_tokens: list[Positive] = Field(default_factory=list)

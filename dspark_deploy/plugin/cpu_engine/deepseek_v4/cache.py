@@ -2,7 +2,7 @@
 
 A block of S tokens holds S rows of 576 bytes, then S times 8 bytes of scales, seven in use; a scale byte is
 the exponent plus 127. Layout and rounding are those of vLLM's kernels in `fused_compress_quant_cache`, which
-tests hold this against byte for byte. Shapes: R rows, B blocks.
+tests hold this against within a step of fp8: Triton's interpreter rounds otherwise. R rows, B blocks.
 
 The indexer's rows (128 channels in fp8, then a float32 scale) are written as vLLM does; where there are no
 more entries than the indexer keeps, nothing reads them.

@@ -164,7 +164,7 @@ def _install_provider(module: Any) -> str:
 
 def _layer_types() -> set[str]:
     """The keys that the metadata reads, from the module that reads them."""
-    sparse_swa = importlib.import_module("vllm.v1.attention.backends.mla.sparse_swa")
+    sparse_swa = importlib.import_module(WINDOWS)
     return {value for name, value in vars(sparse_swa).items() if name.startswith("_LAYER_TYPE_")}
 
 
