@@ -8,7 +8,8 @@
 
 Each step accepts draft j with chance `chances[j]` if it accepted those before, and yields one token more. As
 in vLLM, drafts past an answer's end are counted as accepted, and reach nobody. Times have gamma-distributed
-noise of the given means, so that an interval has something to cover.
+noise of the given means, so that an interval has something to cover. A request's luck depends on the seed, on
+its prompt and on how often that prompt came, not on which thread came first: a test sees the same each time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import heapq
 import json
 import threading
 import time
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,7 +55,7 @@ class SimulatedEngine:
     requests_seen: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.seed)
+        self._lock, self._seen = threading.Lock(), Counter[str]()
         k = len(self.chances)
         self.counters = [{"drafts": 0, "positions": [0] * k, "generated": 0, "finished": 0} for _ in range(2)]
 
@@ -70,28 +73,34 @@ class SimulatedEngine:
             left[n] = 1 + sum(p * left[max(n - 1 - j, 0)] for j, p in enumerate(exactly))
         return left[tokens - 1]
 
-    def request(self, tokens: int) -> Simulated:
+    def request(self, tokens: int, prompt: str = "") -> Simulated:
         """One answer of `tokens` tokens."""
+        with self._lock:
+            self._seen[prompt] += 1
+            random = np.random.default_rng([self.seed, zlib.crc32(prompt.encode()), self._seen[prompt]])
+            return self._request(tokens, random)
+
+    def _request(self, tokens: int, random: np.random.Generator) -> Simulated:
         k, gaps, histogram, sent = len(self.chances), [], [0] * (len(self.chances) + 1), 1
-        counter = self.counters[int(self.random.integers(2))]
+        counter = self.counters[int(random.integers(2))]
         while sent < tokens:
             accepted = 0
-            while accepted < k and self.random.random() < self.chances[accepted]:
+            while accepted < k and random.random() < self.chances[accepted]:
                 counter["positions"][accepted] += 1
                 accepted += 1
             histogram[accepted] += 1
             counter["drafts"] += 1
-            gaps.append(self._time(self.step_ms))
+            gaps.append(self._time(self.step_ms, random))
             sent += accepted + 1
         counter["generated"] += tokens
         counter["finished"] += 1
-        return Simulated(self._time(self.prefill_ms), gaps, tokens, histogram)
+        return Simulated(self._time(self.prefill_ms, random), gaps, tokens, histogram)
 
-    def _time(self, mean_ms: float) -> float:
+    def _time(self, mean_ms: float, random: np.random.Generator) -> float:
         if not self.noise:
             return mean_ms / 1000
         shape = 1 / self.noise**2
-        return float(self.random.gamma(shape, mean_ms / 1000 / shape))
+        return float(random.gamma(shape, mean_ms / 1000 / shape))
 
     def bench(
         self, requests: int, concurrency: int, tokens: int = 60, late_ms: float = 0.0, **limits: float
@@ -169,7 +178,7 @@ class SimulatedEngine:
 
     def answer(self, body: dict[str, Any], chat: bool) -> dict[str, Any]:
         """The document of one answer."""
-        one, text = self.request(min(int(body["max_tokens"]), 60)), self.text_for(body)
+        one, text = self.request(min(int(body["max_tokens"]), 60), _prompt(body)), self.text_for(body)
         choice: dict[str, Any] = {"finish_reason": "stop"}
         choice |= {"message": {"content": text}} if chat else {"text": text}
         if body.get("logprobs"):
@@ -179,6 +188,10 @@ class SimulatedEngine:
         if self.tells_histograms:
             document["metrics"] = {"speculative_decoding": {"acceptance_histogram": one.histogram}}
         return document
+
+
+def _prompt(body: dict[str, Any]) -> str:
+    return json.dumps(body.get("messages") or body.get("prompt"))
 
 
 @contextmanager
@@ -211,9 +224,8 @@ def served(engine: SimulatedEngine) -> Iterator[str]:
             self.wfile.write(response.content)
 
         def _stream(self, body: dict[str, Any]) -> None:
-            with lock:
-                engine.requests_seen.append(body)
-                one = engine.request(int(body["max_tokens"]))
+            engine.requests_seen.append(body)
+            one = engine.request(int(body["max_tokens"]), _prompt(body))
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Connection", "close")
@@ -232,7 +244,6 @@ def served(engine: SimulatedEngine) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Tests have no use for an access log."""
 
-    lock = threading.Lock()
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
