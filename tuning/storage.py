@@ -12,15 +12,18 @@ Not covered: MySQL, whose text columns are too short for a measurement, and Redi
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import optuna
 from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from dspark_deploy.errors import InputError
@@ -40,6 +43,23 @@ if importlib.util.find_spec("grpc") is not None:
     StorageLost = (*StorageLost, RpcError)
 # What it raises besides when it can't be opened or read.
 StorageErrors: tuple[type[Exception], ...] = (*StorageLost, OSError, ValueError)
+
+
+class SqliteStorage(RDBStorage):
+    """An SQLite file of which each waiting trial is taken once.
+
+    SQLite knows no row locks, so between reading that a trial waits and writing that it runs, another thread
+    or process may do the same, and both are told that it is theirs. A lock on a file beside it prevents it.
+    """
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        """As optuna's; False where another has taken the trial."""
+        file = self.engine.url.database
+        with Path(f"{file}.lock").open("a") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            return super().set_trial_state_values(trial_id, state, values)
 
 
 def open_storage(url: str) -> BaseStorage:
@@ -82,7 +102,7 @@ def _open(url: str) -> BaseStorage:
             raise InputError(
                 f"{url}: lies on {disk}, where SQLite's locks lose trials; use journal:///FILE there"
             )
-        return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": WAIT_S}})
+        return SqliteStorage(url, engine_kwargs={"connect_args": {"timeout": WAIT_S}})
     if parts.scheme in ("postgresql", "postgresql+psycopg2") and parts.path.strip("/"):
         # SQLAlchemy's own choice of a driver differs between its releases.
         driven = url.replace("postgresql://", "postgresql+psycopg2://", 1)

@@ -20,6 +20,8 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import BaseStorage
+from optuna.trial import TrialState, create_trial
 
 from dspark_deploy.errors import InputError, MeasurementError
 from tests.support.grpc_proxy import grpc_proxy
@@ -109,6 +111,28 @@ def test_two_workers_share_a_study(tmp_path: Path, kind: str) -> None:
     assert all(each["launched"] for each in results)
     assert results[0]["cells"] == results[1]["cells"]
     assert all(state == "complete" for _, state in results[0]["cells"])
+
+
+def test_a_waiting_trial_of_an_sqlite_file_is_taken_once(tmp_path: Path) -> None:
+    """As by two workers behind a proxy; optuna alone tells both that most of these are theirs."""
+    storages = [open_storage(f"sqlite:///{tmp_path}/study.db") for _ in range(2)]
+    study = optuna.create_study(storage=storages[0])
+    waiting = create_trial(state=TrialState.WAITING)
+    trials = [storages[0].create_new_trial(study._study_id, waiting) for _ in range(30)]
+    together, taken = threading.Barrier(2), list[int]()
+
+    def take(storage: BaseStorage) -> None:
+        for trial in trials:
+            together.wait(timeout=30)
+            if storage.set_trial_state_values(trial, TrialState.RUNNING):
+                taken.append(trial)
+
+    threads = [threading.Thread(target=take, args=(storage,)) for storage in storages]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == trials
 
 
 def test_two_workers_take_turns_at_the_grid(tmp_path: Path) -> None:
