@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,40 +132,40 @@ class Campaign:
             self.finals = self._run_finals()
 
     def _run_predicted(self) -> None:
-        """Reference, predictions, then what they leave worth measuring."""
+        """Reference and largest k, predictions, then what they leave worth measuring."""
         cells = list(self.space.cells)
-        self.study.cells = [REFERENCE]
-        self._share(self.study, "reference")
         self.screen = self._screen()
         if self.screen is None:
             self.console.print("nothing was predicted, so everything is measured", markup=False)
             self.study.cells = cells
             self._share(self.study, "search")
             return
-        self.study.cells = first_stage(self.space, self.screen, self.goal_load)
+        self._extend(first_stage(self.space, self.screen, self.goal_load))
         self._share(self.study, "best predicted")
         measured = {c: o.measurement for c, o in self.study.outcomes().items() if o.measurement is not None}
         close = second_stage(self.space, self.screen, self.goal_load, measured)
-        self.study.cells = list(dict.fromkeys([*self.study.cells, *close]))
+        self._extend(close)
         self._share(self.study, "close in k")
 
+    def _extend(self, cells: Sequence[Configuration]) -> None:
+        self.study.cells = list(dict.fromkeys([*self.study.cells, *cells]))
+
     def _screen(self) -> Screen | None:
-        """Boot the probes, and predict every k from them."""
+        """Measure no speculation and the largest k, boot synthetic runs, and predict every k from them."""
         wanted = probes(self.space)
-        reference = self.study.outcome(REFERENCE)
-        if wanted is None or reference is None or reference.measurement is None:
+        if wanted is None:
             return None
         largest, synthetic = wanted
-        study = self._beside("screening", [largest])
-        self._share(study, "prediction")
-        study.cells.extend(synthetic)
-        base = study.outcome(largest)
-        if base is None or base.measurement is None:
+        self.study.cells = [REFERENCE, largest]
+        self._share(self.study, "reference and largest k")
+        reference, base = self.study.outcome(REFERENCE), self.study.outcome(largest)
+        if not (reference and reference.measurement and base and base.measurement):
             return None
+        study = self._beside("screening", synthetic)
         self._share(study, "prediction", base.measurement)
         runs = {cell.num_speculative_tokens: study.outcome(cell) for cell in synthetic}
         found = {k: run.measurement for k, run in runs.items() if run and run.measurement}
-        self.probes = [base.measurement, *found.values()]
+        self.probes = list(found.values())
         ks = sorted(cell.num_speculative_tokens for cell in first_family(self.space))
         return screen(reference.measurement, base.measurement, found, ks, [self.goal_load])
 

@@ -1,6 +1,6 @@
 """Cost before truth: which numbers of speculative tokens are worth a measurement, by prediction.
 
-    acceptance length   of every k, from one run at the largest k on real text
+    acceptance length   of every k, from the largest k, which is measured like any point of the space
     step time           at the largest k from the same run, at a few smaller k under synthetic acceptance,
                         without speculation from the reference; straight lines between
     TPOT                step time / (acceptance length x delivered), see `judging.prediction`
@@ -28,7 +28,7 @@ from tuning.space import PROBE, VERIFICATION, Configuration, Space
 SLACK = 0.05
 MOST_CLOSE = 3
 PROBE_REQUESTS = 16
-ACCEPTANCE_RUN, SYNTHETIC_RUN = "acceptance", "synthetic"
+SYNTHETIC_RUN = "synthetic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,13 @@ def first_family(space: Space) -> list[Configuration]:
 
 
 def probes(space: Space) -> tuple[Configuration, list[Configuration]] | None:
-    """The run at the largest k, and the synthetic ones at a few smaller; None where k is no choice."""
+    """The largest k, and the synthetic runs at a few smaller; None where k is no choice."""
     members = sorted(first_family(space), key=lambda cell: cell.num_speculative_tokens)
     if len(members) < 3:
         return None
     *smaller, largest = members
     stepped = {0, len(smaller) // 2}
-    return (
-        largest.having(PROBE, ACCEPTANCE_RUN),
-        [smaller[index].having(PROBE, SYNTHETIC_RUN) for index in sorted(stepped)],
-    )
+    return largest, [smaller[index].having(PROBE, SYNTHETIC_RUN) for index in sorted(stepped)]
 
 
 def step_ms(measurement: Measurement) -> dict[int, float]:
@@ -135,11 +132,14 @@ def first_stage(space: Space, found: Screen, load: int) -> list[Configuration]:
 def second_stage(
     space: Space, found: Screen, load: int, measured: Mapping[Configuration, Measurement]
 ) -> list[Configuration]:
-    """What is measured then: every close k in the family that was fastest at the goal's load."""
+    """What is measured then: every close k in the family that was fastest at the goal's load.
+
+    Families are compared at the same k: the largest one was measured for its acceptance, in one family alone.
+    """
     tpot = {
-        cell: next(m.result.mean_tpot_ms for m in each.loads if m.result.concurrency == load)
-        for cell, each in measured.items()
-        if cell.num_speculative_tokens
+        cell: next(m.result.mean_tpot_ms for m in measured[cell].loads if m.result.concurrency == load)
+        for cell in first_stage(space, found, load)
+        if cell.num_speculative_tokens and cell in measured
     }
     if not tpot:
         return []

@@ -43,13 +43,9 @@ def test_the_optimum_survives_for_a_fraction_of_the_launches(
     done = sweep(tmp_path, engine, WIDE, sets)
     full = len(done.campaign.space.cells)
     whole = [label for label in engine.launched if "probe" not in label]
-    assert full == 15 and len(whole) <= 5
-    assert engine.launched[:4] == [
-        "none",
-        "k7-greedy-probeacceptance",
-        "k1-greedy-probesynthetic",
-        "k4-greedy-probesynthetic",
-    ]
+    assert full == 15 and len(whole) <= 6
+    first = ["none", "k7-greedy", "k1-greedy-probesynthetic", "k4-greedy-probesynthetic"]
+    assert engine.launched[:4] == first, "the largest k is measured once, for its acceptance and its own sake"
     plain = engine.profiles[0]
     load = 1 if goal == "latency" else 8
     best = min(engine.tpot_ms(k, load, plain) for k in range(8))
