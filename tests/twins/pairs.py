@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, Twin, install
-from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED, TwinKernel, rebind
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, WITH_THEIR_MODULES, Twin, install
+from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED, TwinKernel
 
-TWINS: dict[str, Twin] = {twin.twin.split(":")[1]: twin for twin in CATALOGUE}
+TWINS: dict[str, Twin] = {twin.twin.split(":")[1]: twin for twin in (*CATALOGUE, *WITH_THEIR_MODULES)}
 SEEDS = st.integers(0, 2**32 - 1)
 
 # An interpreted launch takes milliseconds to seconds, so examples are few and have no deadline.
@@ -183,11 +183,10 @@ def verification_inputs(
 @contextmanager
 def installed() -> Iterator[None]:
     """All twins in their kernels' places, as in a worker, and the kernels back afterwards."""
-    launchers = {name: TwinKernel(kernel(name), install.function(twin)) for name, twin in TWINS.items()}
-    for name, launcher in launchers.items():
-        rebind(kernel(name), launcher)
+    for name, twin in TWINS.items():
+        install.put(twin, TwinKernel(kernel(name), install.function(twin)))
     try:
         yield
     finally:
-        for name, launcher in launchers.items():
-            rebind(launcher, kernel(name))
+        for name, twin in TWINS.items():
+            install.put(twin, kernel(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import sys
 import types
@@ -11,14 +12,14 @@ import pytest
 from pairs import TWINS, kernel
 
 from dspark_deploy.plugin import process
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, SHORTCUTS, install
+from dspark_deploy.plugin.cpu_engine.twins import SHORTCUTS, install
 from dspark_deploy.plugin.cpu_engine.twins.fingerprint import fingerprint
 from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED, TwinKernel, rebind
 from dspark_deploy.plugin.registry import Registry, State
 from dspark_deploy.plugin.settings import Settings
 
 
-@pytest.mark.parametrize("twin", CATALOGUE, ids=lambda twin: twin.twin)
+@pytest.mark.parametrize("twin", TWINS.values(), ids=lambda twin: twin.twin)
 def test_the_catalogue_fits_this_vllm(twin):
     assert install._examine(twin).state is None
     original = kernel(twin.twin.split(":")[1])
@@ -76,6 +77,23 @@ def test_a_fingerprint_follows_what_the_kernel_calls(monkeypatch):
     assert fingerprint(original) == before
 
 
+def test_a_twin_of_a_module_that_is_not_loaded_waits_for_it(monkeypatch):
+    """A model that never loads DeepSeek-V4's modules neither pays for them nor reports their twins."""
+    found = []
+    name = "vllm.v1.attention.backends.mla.compressor_utils"
+    twin = TWINS["compressed_slot_mapping"]
+    monkeypatch.setattr(install, "WITH_THEIR_MODULES", (twin,))
+    original = kernel("compressed_slot_mapping")
+    monkeypatch.delitem(sys.modules, name)
+    package = importlib.import_module(name.rpartition(".")[0])
+    monkeypatch.setattr(package, "compressor_utils", package.compressor_utils)  # to be the old one after
+    install.watch(found.extend)
+    assert not found and name not in sys.modules
+    module = importlib.import_module(name)
+    assert [patch.name for patch in found] == ["twin:CompressedSlotMappingKernel"]
+    assert found[0].target == twin.kernel and module.CompressedSlotMappingKernel.kernel is not original
+
+
 def test_every_importer_of_a_kernel_is_rebound(monkeypatch):
     original = kernel("post_update")
     module = types.ModuleType("vllm.an_importer")
@@ -127,7 +145,7 @@ def asking_worker(monkeypatch, tmp_path, **settings):
     name = "apply_top_k_top_p_triton"
     monkeypatch.setattr(topk_topp_sampler, name, getattr(topk_topp_sampler, name))
     for shortcut in SHORTCUTS:
-        owner, name = install._owner(shortcut)
+        owner, name = install._owner(shortcut.function)
         original = getattr(owner, name)
         monkeypatch.setattr(owner, name, original)
         for module in list(sys.modules.values()):
@@ -145,17 +163,17 @@ def test_a_worker_that_asks_for_overrides_gets_the_twins(monkeypatch, tmp_path):
     try:
         platform.register_triton_kernel_overrides()
         states = {record.name: record.state for record in registry.records if record.name.startswith("twin:")}
-        assert len(states) == len(CATALOGUE)
+        assert len(states) == len(TWINS)
         assert set(states.values()) == {State.APPLIED}
-        assert all(isinstance(install._kernel(twin), TwinKernel) for twin in CATALOGUE)
+        assert all(isinstance(install._kernel(twin), TwinKernel) for twin in TWINS.values())
         shortcuts = [record for record in registry.records if record.name.startswith("shortcut:")]
         assert [record.state for record in shortcuts] == [State.APPLIED] * len(SHORTCUTS)
-        assert all(hasattr(getattr(*install._owner(shortcut)), "__wrapped__") for shortcut in SHORTCUTS)
+        assert all(
+            hasattr(getattr(*install._owner(shortcut.function)), "__wrapped__") for shortcut in SHORTCUTS
+        )
     finally:
         for name, twin in TWINS.items():
-            installed = install._kernel(twin)
-            if isinstance(installed, TwinKernel):
-                rebind(installed, originals[name])
+            install.put(twin, originals[name])
     assert all(install._kernel(twin) is originals[name] for name, twin in TWINS.items())
 
 

@@ -66,6 +66,10 @@ def _install_hook(cpu_twins: bool, apply_late: Callable[[list[Patch]], None]) ->
         # vLLM's CPU stand-ins for CUDA calls must be in place before a runner module is imported.
         importlib.import_module("vllm.v1.worker.cpu.shm")
         apply_late(patches(cpu_twins))
+        if cpu_twins:
+            from dspark_deploy.plugin.cpu_engine.twins import install
+
+            install.watch(apply_late)
 
     setattr(CpuPlatform, _WORKER_CALL, classmethod(register))
     return "a worker will be patched when it asks for overrides"

@@ -15,7 +15,10 @@ _REJECTION = f"{_GPU}.spec_decode.rejection_sampler_utils"
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """`kernel` is the qualified name of vLLM's kernel, `twin` names our function as `module:function`."""
+    """`kernel` is the qualified name of vLLM's kernel, `twin` names our function as `module:function`.
+
+    A kernel is an attribute of its module, or of a class in it, whose instances launch it.
+    """
 
     kernel: str
     twin: str
@@ -109,3 +112,18 @@ CATALOGUE: tuple[Twin, ...] = (
     Twin(f"{_REJECTION}._resample_kernel", "rejection:resample", "db51af24677324dd"),
     Twin(f"{_REJECTION}._insert_resampled_kernel", "rejection:insert_resampled", "31f957a1dd85acea"),
 )
+
+_MLA = "vllm.v1.attention.backends.mla"
+WITH_THEIR_MODULES: tuple[Twin, ...] = (
+    Twin(
+        f"{_MLA}.compressor_utils.CompressedSlotMappingKernel.kernel",
+        "blocks:compressed_slot_mapping",
+        "51b4eb7158162167",
+    ),
+    Twin(
+        f"{_MLA}.indexer.PrepareUniformDecodeKernel.kernel",
+        "blocks:prepare_uniform_decode",
+        "44b63d3a8e34f43f",
+    ),
+)
+"""Twins of kernels whose modules only some models load: DeepSeek-V4's."""

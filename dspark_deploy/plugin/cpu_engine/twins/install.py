@@ -5,25 +5,18 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, SHORTCUTS, Shortcut, Twin
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, SHORTCUTS, WITH_THEIR_MODULES, Shortcut, Twin
 from dspark_deploy.plugin.cpu_engine.twins.launcher import TwinKernel, rebind
 from dspark_deploy.plugin.registry import READY, Patch, Verdict, refused, upstream
+from dspark_deploy.plugin.when_loaded import when_loaded
 
 
 def patches() -> list[Patch]:
     """One patch for each twin of the catalogue, and one for each shortcut."""
-    twins = [
-        Patch(
-            f"twin:{twin.kernel.rsplit('.', 1)[1]}",
-            twin.kernel,
-            "the kernel at native speed",
-            functools.partial(_examine, twin),
-            functools.partial(_install, twin),
-        )
-        for twin in CATALOGUE
-    ]
+    twins = [_patch(twin) for twin in CATALOGUE]
     shortcuts = [
         Patch(
             f"shortcut:{shortcut.wrapper.split(':')[1]}",
@@ -37,10 +30,28 @@ def patches() -> list[Patch]:
     return twins + shortcuts
 
 
+def watch(apply_late: Callable[[list[Patch]], None]) -> None:
+    """Apply the twins whose modules only some models load, as soon as each is loaded."""
+    for twin in WITH_THEIR_MODULES:
+        module = twin.kernel.rsplit(".", 2)[0]
+        when_loaded(module, lambda _module, twin=twin: apply_late([_patch(twin)]))  # type: ignore[misc]
+
+
+def _patch(twin: Twin) -> Patch:
+    owner, name = twin.kernel.rsplit(".", 2)[1:]
+    return Patch(
+        f"twin:{owner if owner[:1].isupper() else name}",
+        twin.kernel,
+        "the kernel at native speed",
+        functools.partial(_examine, twin),
+        functools.partial(_install, twin),
+    )
+
+
 def _kernel(twin: Twin) -> Any:
     """vLLM's kernel, or None. Imports its module."""
-    module, attribute = twin.kernel.rsplit(".", 1)
-    return getattr(importlib.import_module(module), attribute, None)
+    owner, name = _owner(twin.kernel)
+    return getattr(owner, name, None)
 
 
 def function(twin: Twin) -> Any:
@@ -79,14 +90,21 @@ def _examine(twin: Twin) -> Verdict:
 
 
 def _install(twin: Twin) -> str:
-    kernel = _kernel(twin)
-    count = rebind(kernel, TwinKernel(kernel, function(twin)))
-    return f"modules that now launch it: {count}"
+    return put(twin, TwinKernel(_kernel(twin), function(twin)))
 
 
-def _owner(shortcut: Shortcut) -> tuple[Any, str]:
-    """The module or class that holds vLLM's function, and the function's name there. Imports the module."""
-    path, name = shortcut.function.rsplit(".", 1)
+def put(twin: Twin, replacement: Any) -> str:
+    """Have vLLM launch `replacement` wherever it launches what is at the kernel's place; says where."""
+    owner, name = _owner(twin.kernel)
+    if inspect.isclass(owner):
+        setattr(owner, name, replacement)
+        return "its class's instances now launch it"
+    return f"modules that now launch it: {rebind(getattr(owner, name), replacement)}"
+
+
+def _owner(qualified: str) -> tuple[Any, str]:
+    """The module or class that holds what is called `qualified`, and its name there. Imports the module."""
+    path, name = qualified.rsplit(".", 1)
     module, _, attribute = path.rpartition(".")
     if attribute[:1].isupper():
         return getattr(importlib.import_module(module), attribute, None), name
@@ -97,7 +115,7 @@ def _examine_shortcut(shortcut: Shortcut) -> Verdict:
     from dspark_deploy.plugin.cpu_engine.twins.fingerprint import fingerprint
 
     try:
-        owner, name = _owner(shortcut)
+        owner, name = _owner(shortcut.function)
     except ModuleNotFoundError as error:
         return refused(f"there is no module {error.name}")
     original = getattr(owner, name, None)
@@ -114,7 +132,7 @@ def _examine_shortcut(shortcut: Shortcut) -> Verdict:
 
 
 def _install_shortcut(shortcut: Shortcut) -> str:
-    owner, name = _owner(shortcut)
+    owner, name = _owner(shortcut.function)
     original = getattr(owner, name)
     wrapper = _ours(shortcut.wrapper)(original)
     if inspect.isclass(owner):
