@@ -1,21 +1,32 @@
-"""vLLM's Triton kernels for mHC, compiled to AMD machine code without a GPU, where Triton is installed.
+"""mHC kernels compiled to AMD machine code without a GPU. The code isn't run.
 
-These serve the head of DeepSeek-V4 on gfx942. Triton carries its own AMD compiler, so a kernel that this
-Triton can't compile is seen here and not at a server's start. The code isn't run. Not covered: TileLang's HIP
-sources, which need ROCm's own compiler and headers.
+    pytest tests/simt/test_isa.py
+    DSPARK_DEPLOY_CLANG=/opt/llvm/bin/clang++ pytest tests/simt/test_isa.py
+
+vLLM's Triton kernels, which serve the head of DeepSeek-V4 on gfx942, by Triton's own AMD compiler, where
+Triton is installed. TileLang's HIP sources for gfx942, vLLM's and ours, by a clang++ that knows gfx942 (17 or
+later; on the path, or the one that the variable names), where there is one. `machine/` stands in for ROCm's
+headers; TileLang's own are used as they are, but for matrix instructions and printing.
+
+Not covered: ROCm's compiler and headers, linking, and TileLang's sources for gfx950, which clang 19 doesn't
+know.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.simt.generate import ROOT
+from tests.simt import cases, matrix
+from tests.simt.generate import ROOT, Job, sources_of
 from tests.support import sources
 
 pytestmark = pytest.mark.timeout(300)
@@ -73,3 +84,63 @@ def test_triton_kernels_compile_for_amd(tmp_path: Path) -> None:
     for name, code in found.items():
         assert name.rpartition(" ")[2] in code and "s_endpgm" in code, (name, code[:500])
         assert ".amdhsa_wavefront_size32 1" not in code, f"{name} is for a wavefront of 32"
+
+
+ARCH = "gfx942"
+MACHINE = Path(__file__).parent / "machine"
+CLANG = ("clang++", "-x", "hip", "--cuda-device-only", f"--offload-arch={ARCH}", "-nogpuinc", "-nogpulib")
+TILELANG = [matrix.upstream(matrix.FIXED, kernel, ARCH, 1024) for kernel in cases.UPSTREAM]
+TILELANG += [job for hidden in (4096, 7168) for job in matrix.ours(ARCH, hidden)]
+
+
+@functools.cache
+def clang() -> str | None:
+    """A clang++ that makes code for gfx942; None where there is none."""
+    named = os.environ.get("DSPARK_DEPLOY_CLANG")
+    names = [named] if named else ["clang++", *(f"clang++-{version}" for version in range(22, 16, -1))]
+    for name in names:
+        found = shutil.which(name)
+        if found and _made(found, ["-S", "-o", "-", "-"]).returncode == 0:
+            return found
+    return None
+
+
+def _made(compiler: str, flags: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [compiler, *CLANG[1:], "-std=c++17", "-O3", "-w", *flags]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
+
+
+def machine_code(job: Job) -> str:
+    """The assembly of a kernel. Raises AssertionError with the compiler's words."""
+    compiler = clang()
+    if compiler is None:
+        pytest.skip(f"no clang++ here makes code for {ARCH}: install clang-19, or set DSPARK_DEPLOY_CLANG")
+    sources_of([job])
+    templates = sources.tilelang_site() / "tilelang" / "src"
+    source = job.stem().with_suffix(".hip")
+    done = _made(compiler, ["-S", f"-I{MACHINE}", f"-I{templates}", str(source), "-o", "-"])
+    assert done.returncode == 0, f"{job}: {done.stderr[:3000]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("job", TILELANG, ids=str)
+def test_tilelang_kernels_compile_for_amd(job: Job) -> None:
+    code = machine_code(job)
+    told = dict(re.findall(r"^\s+\.(\w+):\s+(\d+)$", code, re.MULTILINE))
+    assert told["wavefront_size"] == "64" and "s_endpgm" in code
+    assert (
+        told["vgpr_spill_count"] == told["sgpr_spill_count"] == told["private_segment_fixed_size"] == "0"
+    ), told
+
+
+def test_the_race_is_in_the_machine_code() -> None:
+    """`pre_mix_shared` of vLLM 0.33.0's pre is written and read with no barrier between, at -O3 as well."""
+    (job,) = (job for job in TILELANG if job.kernel == "pre")
+    code = machine_code(job).splitlines()
+    text = job.stem().with_suffix(".hip").read_text()
+    (offset,) = re.findall(r"pre_mix_shared = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)\)\)", text)
+    at = [number for number, line in enumerate(code) if f"offset:{offset}" in line]
+    written = [number for number in at if "ds_write" in code[number]]
+    read = [number for number in at if "ds_read" in code[number]]
+    assert written and read and written[0] < read[0]
+    assert not [line for line in code[written[0] : read[0]] if "s_barrier" in line]

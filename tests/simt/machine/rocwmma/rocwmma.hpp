@@ -1,0 +1,3 @@
+// Nothing of it is used here.
+#pragma once
+#include <hip/hip_runtime.h>

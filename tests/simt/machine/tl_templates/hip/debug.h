@@ -1,0 +1,3 @@
+// Printing is not compiled here.
+#pragma once
+#include <tl_templates/hip/common.h>
