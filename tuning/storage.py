@@ -15,6 +15,8 @@ from __future__ import annotations
 import importlib.util
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,7 +25,7 @@ from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBSt
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from sqlalchemy.exc import SQLAlchemyError
 
-from dspark_deploy.errors import InputError
+from dspark_deploy.errors import InputError, MeasurementError
 from dspark_deploy.redaction import mask_urls
 
 KINDS = "sqlite:///FILE, journal:///FILE, postgresql://HOST/DATABASE or grpc://HOST:PORT"
@@ -104,6 +106,19 @@ def _proxy(host: str, port: int) -> BaseStorage:
             f"grpc://{host}:{port}: nobody answers; start `dspark-tune storage-proxy` there"
         ) from error
     return storage
+
+
+@contextmanager
+def naming_a_lost_storage(url: str) -> Iterator[None]:
+    """Raises MeasurementError for a storage that is lost inside the block, naming it without its password."""
+    try:
+        yield
+    except StorageLost as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise MeasurementError(
+            f"{shown(url)}: the storage no longer answers: {shown(reason)}. What has ended is in it; run the "
+            f"same command again to go on"
+        ) from error
 
 
 def shown(url: str) -> str:
