@@ -120,7 +120,7 @@ def sweep(
     refuse_api_key(loaded)
     own = _gpus(gpus, loaded.profile.hardware)
     options = Options(storage, seed_from, retry_failed, own, ("dspark-tune", *sys.argv[1:]))
-    with _locked(folder), own_gpus(own or range(loaded.profile.hardware.gpus)):
+    with locked(folder), own_gpus(own or range(loaded.profile.hardware.gpus)):
         campaign = Campaign(loaded, facts, folder, options, console)
         campaign.run()
         result = conclude(campaign, report)
@@ -200,7 +200,7 @@ def _judge(result: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process. Raises InputError where another sweep has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
