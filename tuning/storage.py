@@ -15,9 +15,10 @@ from __future__ import annotations
 import importlib.util
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import optuna
@@ -42,6 +43,43 @@ if importlib.util.find_spec("grpc") is not None:
     StorageLost = (*StorageLost, RpcError)
 # What it raises besides when it can't be opened or read.
 StorageErrors: tuple[type[Exception], ...] = (*StorageLost, OSError, ValueError)
+
+
+class _TrimmingLock(JournalFileOpenLock):
+    """optuna's lock of a journal; whoever gets it removes what a killed writer left of a line.
+
+    Without that the next line would be written behind the half one, and nobody could read the journal again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._journal = path
+
+    def acquire(self) -> bool:
+        held = super().acquire()
+        with self._journal.open("r+b") as handle:
+            end = handle.seek(0, 2)
+            handle.seek(max(end - 1, 0))
+            if end and handle.read(1) != b"\n":
+                handle.seek(0)
+                handle.truncate(sum(len(line) for line in handle if line.endswith(b"\n")))
+        return held
+
+
+class _Journal(JournalFileBackend):
+    """optuna's journal, whose disk's faults are told as a storage's: full, gone, damaged."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            raise optuna.exceptions.StorageInternalError(f"the journal takes no line: {error}") from error
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        try:
+            yield from super().read_logs(log_number_from)
+        except (OSError, ValueError) as error:
+            raise optuna.exceptions.StorageInternalError(f"the journal is damaged: {error}") from error
 
 
 def open_storage(url: str) -> BaseStorage:
@@ -75,7 +113,7 @@ def _open(url: str) -> BaseStorage:
         path = Path(url.removeprefix("journal://"))
         path.parent.mkdir(parents=True, exist_ok=True)
         # The lock of exclusively created files holds on NFS 3 as well, unlike symbolic links on some disks.
-        return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+        return JournalStorage(_Journal(str(path), _TrimmingLock(path)))
     if url.startswith("sqlite:///") and url != "sqlite:///" and not url.endswith(":memory:"):
         path = Path(url.removeprefix("sqlite:///"))
         path.parent.mkdir(parents=True, exist_ok=True)
