@@ -5,6 +5,8 @@ With `--json` the last line of stdout is one JSON document and everything for pe
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import signal
@@ -18,10 +20,13 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from dspark_deploy.errors import DSparkError, InputError, Interrupted
+from dspark_deploy.errors import DSparkError, FileError, InputError, Interrupted
 from dspark_deploy.preflight.findings import Finding, Severity
+from dspark_deploy.redaction import mask_urls
 
 PLAIN_WIDTH = 140
+# A full disk, a quota, a limit on a file's size: wherever they are met, the message is the same.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -90,6 +95,14 @@ def run_app(app: typer.Typer, name: str) -> None:
         head = f"{len(faults)} faults in the input:\n" if len(faults) > 1 else ""
         sys.stderr.write(f"{name}: {head}{error}\n")
         _exit(error.exit_code, str(error), error.document)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        message = f"{error.filename or 'a file'}: cannot be written: {error.strerror}"
+        with contextlib.suppress(OSError):  # the terminal's own file may be what is full
+            sys.stderr.write(f"{name}: {message}\n")
+            _exit(FileError.exit_code, message)
+        sys.exit(FileError.exit_code)
     except SystemExit as end:
         # A wrong flag: the usage message is on stderr already, and scripts still get their document.
         if end.code == InputError.exit_code:
@@ -111,6 +124,7 @@ def _wants_json() -> bool:
 
 def _fault_of_ours(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """What nothing foresaw: the traceback for whoever reports it, and the document for scripts."""
-    traceback.print_exception(kind, error, trace)
+    sys.stderr.write(mask_urls("".join(traceback.format_exception(kind, error, trace))))
     if _wants_json():
-        print_json({"status": "error", "exit_code": 1, "error": f"a fault of ours: {kind.__name__}: {error}"})
+        message = mask_urls(f"a fault of ours: {kind.__name__}: {error}")
+        print_json({"status": "error", "exit_code": 1, "error": message})

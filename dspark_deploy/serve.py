@@ -78,6 +78,7 @@ def serve(
         print_json(known.as_json())
         return
     extra = list(context.args)
+    rendering.refuse_secret_flags(extra)
     checked(console, loaded, known, extra, check_only, as_json)
     if dry_run:
         _dry_run(console, loaded, known, extra, as_json)

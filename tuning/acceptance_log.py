@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.launch.log import log_lines
 from tuning.acceptance import Acceptance
 
 LINE = re.compile(
@@ -35,10 +36,9 @@ def read_line(line: str) -> Acceptance | None:
 def read_log(path: Path) -> Acceptance:
     """All lines of a log, pooled. Raises InputError where there is none, or k changes between them."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        found = [acceptance for line in log_lines(path) if (acceptance := read_line(line)) is not None]
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror}; name the engine's log") from error
-    found = [acceptance for line in lines if (acceptance := read_line(line)) is not None]
     widths = {len(one.per_position) for one in found}
     if not found:
         raise InputError(

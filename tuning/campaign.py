@@ -20,7 +20,7 @@ from pathlib import Path
 from optuna.trial import Trial
 from rich.console import Console
 
-from dspark_deploy.errors import DSparkError, EngineError, Interrupted, MeasurementError
+from dspark_deploy.errors import DSparkError, EngineError, FileError, Interrupted, MeasurementError
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
@@ -46,7 +46,7 @@ from tuning.screening import (
 from tuning.selection import LATENCY, SLO, THROUGHPUT, Candidate, Finals, candidates, finalists
 from tuning.space import BOOT, PROBE, REFERENCE, Configuration, Space, cut, examine
 from tuning.statistics import compare_paired
-from tuning.storage import StorageLost, shown
+from tuning.storage import StorageLost, naming_a_lost_storage
 from tuning.study import Study
 from tuning.tables import schedule_rows
 from tuning.trials import INTERRUPTED, Outcome, open_study
@@ -110,14 +110,8 @@ class Campaign:
 
     def run(self) -> None:
         """Measure all that is owed. Raises where the reference can't be measured, or the storage is lost."""
-        try:
+        with naming_a_lost_storage(self.opened.url):
             self._run()
-        except StorageLost as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise MeasurementError(
-                f"{shown(self.opened.url)}: the storage no longer answers: {shown(reason)}. What has ended "
-                f"is in it; run the same command again to go on"
-            ) from error
 
     def _run(self) -> None:
         for line in self.opened.lines(self.folder):
@@ -303,9 +297,12 @@ class Campaign:
         if change is not None:
             loaded = loaded.revised(change.changes(loaded))
         folder = self._cell(configuration)
-        if folder.exists():  # of an attempt that did not end
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
+        try:
+            if folder.exists():  # of an attempt that did not end
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise FileError(f"{folder}: cannot be made anew: {error.strerror}") from error
         plan, extra = self._plan(configuration, loaded, base)
         measurement, answers, ready = self._measurer(
             loaded, self.facts, plan, self._workload, folder, progress.say, extra

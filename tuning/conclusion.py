@@ -23,13 +23,16 @@ from tuning.result import result_json
 from tuning.screening import pruned
 from tuning.selection import Selection, select
 from tuning.space import Configuration
-from tuning.storage import shown
+from tuning.storage import naming_a_lost_storage, shown
 from tuning.trials import Outcome
 
 
 def conclude(campaign: Campaign, report: bool) -> dict[str, Any]:
     """Select, print the table, write the files; returns the result. Raises MeasurementError."""
-    outcomes = in_order(campaign)
+    with naming_a_lost_storage(campaign.opened.url):
+        outcomes = in_order(campaign)
+        front = campaign.study.pareto()
+        search = search_json(campaign, outcomes)
     found = campaign.candidates(outcomes)
     settings = campaign.settings
     selections = {
@@ -40,11 +43,11 @@ def conclude(campaign: Campaign, report: bool) -> dict[str, Any]:
         settings=settings,
         outcomes=outcomes,
         found=found,
-        front=campaign.study.pareto(),
+        front=front,
         selections=selections,
         expectations=campaign.loaded.profile.expect,
         machine=describe_machine(campaign.facts),
-        search=search_json(campaign, outcomes),
+        search=search,
         gpus=campaign.loaded.profile.hardware.gpus,
         most_requests=campaign.most_requests,
     )

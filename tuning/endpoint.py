@@ -22,6 +22,7 @@ from dspark_deploy.errors import InputError, MeasurementError
 from tuning.acceptance import MetricsError, Scrape, parse_metrics
 
 REQUEST_TIMEOUT_S = 600
+SCRAPE_TIMEOUT_S = 60  # a page of counters is made at once, even by a busy server
 SHOWN = 200
 KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -111,7 +112,7 @@ class Endpoint:
     def scrape(self) -> Scrape:
         """The engine's counters now. Raises MetricsError."""
         try:
-            response = self._client.get("/metrics")
+            response = self._client.get("/metrics", timeout=SCRAPE_TIMEOUT_S)
             response.raise_for_status()
         except httpx.HTTPError as error:
             raise MetricsError(f"{self.url}/metrics does not answer: {error}") from error

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.launch.log import log_lines
 
+GUARD_LINE = "dspark-deploy jit: library="
 PHASES = ("load", "warm-up", "capture", "serving")
 OURS = re.compile(
     r"dspark-deploy jit: library=(?P<library>\S+) kernel=(?P<kernel>\S+) phase=(?P<phase>\S+) "
@@ -67,15 +70,19 @@ class JitLog:
 def read_log(path: Path) -> JitLog:
     """Classify the log at `path`. Raises InputError for a file that can't be read."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        guarded = any(GUARD_LINE in line for line in log_lines(path))
+        return _classify(log_lines(path), guarded)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    return classify(lines)
 
 
 def classify(lines: list[str]) -> JitLog:
     """Classify the lines of one server's log."""
-    log = JitLog(guarded=any("dspark-deploy jit: library=" in line for line in lines))
+    return _classify(lines, any(GUARD_LINE in line for line in lines))
+
+
+def _classify(lines: Iterable[str], guarded: bool) -> JitLog:
+    log = JitLog(guarded=guarded)
     phase = "load"
     for line in lines:
         phase = next((name for name, pattern in BEGINS if pattern.search(line)), phase)

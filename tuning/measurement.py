@@ -9,13 +9,14 @@ by this; a sweep stops at a level that is no clean measurement, `measure` says s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dspark_deploy.errors import InputError
+from dspark_deploy.errors import InputError, MeasurementError
 from dspark_deploy.launch.command import capture_sizes, served_name
 from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.rundir import RunDirectory
@@ -188,7 +189,8 @@ def measure(
             timed = _Stopwatch(seconds)
             with timed("warm-up"):
                 say("warming up")
-                session.warm_up()
+                with blaming_the_dead(engine):
+                    session.warm_up()
             loads: list[LoadMeasurement] = []
             invalid: list[InvalidLoad] = []
             levels = plan.levels
@@ -203,13 +205,24 @@ def measure(
                             raise
                         invalid.append(InvalidLoad(concurrency, rate, [str(error)]))
                         say(f"{name} is invalid: {error}")
-            with timed("accuracy"):
+            with timed("accuracy"), blaming_the_dead(engine):
                 answers, accuracy_acceptance = session.measure_accuracy(say)
         stopping = time.monotonic()
     seconds["stop"] = time.monotonic() - stopping
     rounded = {name: round(value, 2) for name, value in seconds.items()}
     measured = Measurement(loads, accuracy_acceptance, answers.counts(), rounded, invalid)
     return measured, answers, ready
+
+
+@contextmanager
+def blaming_the_dead(engine: Engine) -> Iterator[None]:
+    """An engine that has died is the better explanation of what failed meanwhile. Raises EngineDiedError."""
+    try:
+        yield
+    except MeasurementError:
+        time.sleep(DYING_S)  # the client notices first
+        engine.check_alive()
+        raise
 
 
 def instrumented(loaded: LoadedProfile, facts: Facts) -> LoadedProfile:
@@ -305,7 +318,7 @@ class _Session:
             plan.chat,
             plan.limits,
         )
-        try:
+        with blaming_the_dead(self._engine):
             result = run_load(
                 load,
                 url=self._engine.url,
@@ -315,9 +328,6 @@ class _Session:
                 folder=self._folder / (f"load-{concurrency}" if rate is None else f"rate-{rate:g}"),
                 timeout_s=LOAD_TIMEOUT_S,
             )
-        except LoadFailedError:
-            self._engine.check_alive()  # a dead engine is the better explanation
-            raise
         after = self._scrape()
         conditions.append(snapshot())
         counted = difference(before, after)
@@ -357,12 +367,8 @@ class _Session:
 
     def _scrape(self) -> Scrape:
         self._engine.check_alive()
-        try:
+        with blaming_the_dead(self._engine):
             return self._endpoint.scrape()
-        except MetricsError:
-            time.sleep(DYING_S)  # an engine that is just dying is the better explanation
-            self._engine.check_alive()
-            raise
 
 
 def notes(result: LoadResult, conditions: Sequence[dict[str, Any]]) -> list[str]:

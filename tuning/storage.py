@@ -16,8 +16,10 @@ import fcntl
 import importlib.util
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import optuna
@@ -26,7 +28,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from dspark_deploy.errors import InputError
+from dspark_deploy.errors import InputError, MeasurementError
 from dspark_deploy.redaction import mask_urls
 
 KINDS = "sqlite:///FILE, journal:///FILE, postgresql://HOST/DATABASE or grpc://HOST:PORT"
@@ -62,6 +64,43 @@ class SqliteStorage(RDBStorage):
             return super().set_trial_state_values(trial_id, state, values)
 
 
+class _TrimmingLock(JournalFileOpenLock):
+    """optuna's lock of a journal; whoever gets it removes what a killed writer left of a line.
+
+    Without that the next line would be written behind the half one, and nobody could read the journal again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._journal = path
+
+    def acquire(self) -> bool:
+        held = super().acquire()
+        with self._journal.open("r+b") as handle:
+            end = handle.seek(0, 2)
+            handle.seek(max(end - 1, 0))
+            if end and handle.read(1) != b"\n":
+                handle.seek(0)
+                handle.truncate(sum(len(line) for line in handle if line.endswith(b"\n")))
+        return held
+
+
+class _Journal(JournalFileBackend):
+    """optuna's journal, whose disk's faults are told as a storage's: full, gone, damaged."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            raise optuna.exceptions.StorageInternalError(f"the journal takes no line: {error}") from error
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        try:
+            yield from super().read_logs(log_number_from)
+        except (OSError, ValueError) as error:
+            raise optuna.exceptions.StorageInternalError(f"the journal is damaged: {error}") from error
+
+
 def open_storage(url: str) -> BaseStorage:
     """The storage at `url`. Raises InputError, with the URL redacted."""
     if url.startswith("postgresql"):
@@ -93,7 +132,7 @@ def _open(url: str) -> BaseStorage:
         path = Path(url.removeprefix("journal://"))
         path.parent.mkdir(parents=True, exist_ok=True)
         # The lock of exclusively created files holds on NFS 3 as well, unlike symbolic links on some disks.
-        return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
+        return JournalStorage(_Journal(str(path), _TrimmingLock(path)))
     if url.startswith("sqlite:///") and url != "sqlite:///" and not url.endswith(":memory:"):
         path = Path(url.removeprefix("sqlite:///"))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,6 +163,19 @@ def _proxy(host: str, port: int) -> BaseStorage:
             f"grpc://{host}:{port}: nobody answers; start `dspark-tune storage-proxy` there"
         ) from error
     return storage
+
+
+@contextmanager
+def naming_a_lost_storage(url: str) -> Iterator[None]:
+    """Raises MeasurementError for a storage that is lost inside the block, naming it without its password."""
+    try:
+        yield
+    except StorageLost as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise MeasurementError(
+            f"{shown(url)}: the storage no longer answers: {shown(reason)}. What has ended is in it; run the "
+            f"same command again to go on"
+        ) from error
 
 
 def shown(url: str) -> str:

@@ -27,6 +27,7 @@ import typer
 
 from dspark_deploy.console import people, print_json, run_app, show_findings
 from dspark_deploy.errors import AccuracyConstraintFailed, InputError, MeasurementError, PreflightRefused
+from dspark_deploy.launch.rundir import discard_partial
 from dspark_deploy.preflight import Severity, check, probe
 from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.loading import validated
@@ -119,7 +120,7 @@ def sweep(
     refuse_api_key(loaded)
     own = _gpus(gpus, loaded.profile.hardware)
     options = Options(storage, seed_from, retry_failed, own, ("dspark-tune", *sys.argv[1:]))
-    with _locked(folder), own_gpus(own or range(loaded.profile.hardware.gpus)):
+    with locked(folder), own_gpus(own or range(loaded.profile.hardware.gpus)):
         campaign = Campaign(loaded, facts, folder, options, console)
         campaign.run()
         result = conclude(campaign, report)
@@ -199,19 +200,21 @@ def _judge(result: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the folder for this process. Raises InputError where another sweep has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        opened = (folder / "lock").open("w")
     except OSError as error:
-        raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
-    with (folder / "lock").open("w") as handle:
+        raise InputError(f"{folder}: a sweep can't write there: {error.strerror}") from error
+    with opened as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(
                 f"{folder}: another sweep is running in it; use --out FOLDER, a folder for each worker"
             ) from error
+        discard_partial(folder)  # of a sweep that was killed while it wrote
         yield
 
 

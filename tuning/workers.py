@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from dspark_deploy.errors import InputError
 from tuning.storage import StorageErrors
 
@@ -46,8 +44,18 @@ def machine_id() -> str:
 
 def worker_name() -> str:
     """This process, told apart from every other one, an earlier one of the same pid included."""
-    process = psutil.Process()
-    return f"{machine_id()}:{process.pid}:{process.create_time():.2f}"
+    return f"{machine_id()}:{os.getpid()}:{_state_and_birth(os.getpid())[1]}"
+
+
+def _state_and_birth(pid: int) -> tuple[str, str]:
+    """A process's state, and its start in clock ticks since boot, which a step of the clock leaves alone.
+
+    Seconds since 1970, as psutil gives them, are reckoned back from the clock of this moment: after a step
+    two workers would know one another by different names. Raises OSError where there is no such process.
+    """
+    # The name in parentheses may hold spaces; the third field of `man proc_pid_stat` follows the last one.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]
 
 
 def is_alive(name: str) -> bool | None:
@@ -57,10 +65,10 @@ def is_alive(name: str) -> bool | None:
         return None
     _, pid, started = parts
     try:
-        process = psutil.Process(int(pid))
-        return f"{process.create_time():.2f}" == started and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        state, birth = _state_and_birth(int(pid))
+    except OSError:
         return False
+    return birth == started and state not in ("Z", "X")
 
 
 @dataclass

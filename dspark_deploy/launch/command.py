@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dspark_deploy.errors import InputError
 from dspark_deploy.plugin.settings import SETTINGS_ENV
 from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
@@ -19,6 +20,8 @@ from dspark_deploy.profile.schema import REFERENCE, ArgValue, Profile, Speculati
 from dspark_deploy.redaction import REDACTED, is_secret, mask_urls, redacted
 
 SECRET_FLAGS = ("--api-key", "--hf-token")
+# A command line is everybody's to read, in `ps`, and vLLM writes it to its log; an environment is its user's.
+SECRET_VARIABLES = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 
 
 def vllm_program(distribution: str) -> list[str]:
@@ -37,8 +40,10 @@ def serve_command(profile: Profile, facts: Facts, port: int, extra: list[str]) -
     command += ["--served-model-name", served_name(profile)]
     if profile.speculative is not None:
         command += ["--speculative-config", json.dumps(speculative_config(profile.speculative, facts))]
+    secrets = secret_arguments(profile)
     for name, value in engine.args.items():
-        command += _flag(name, value)
+        if SECRET_VARIABLES.get(name) not in secrets:
+            command += _flag(name, value)
     sizes = capture_sizes(profile)
     if sizes:
         command += ["--cudagraph-capture-sizes", *map(str, sizes)]
@@ -92,6 +97,34 @@ def speculative_config(speculative: Speculative, facts: Facts) -> dict[str, Any]
     return config
 
 
+def secret_arguments(profile: Profile) -> dict[str, str]:
+    """Secrets of `engine.args`, by the variable vLLM takes each from. Raises InputError for a list."""
+    found: dict[str, str] = {}
+    for name, variable in SECRET_VARIABLES.items():
+        value = profile.engine.args.get(name)
+        if isinstance(value, list):
+            raise InputError(
+                f"engine.args.{name}: a list would stand in the command line, where `ps` shows it to "
+                f"everybody; give one, or give several through a proxy before the engine"
+            )
+        if value is not None and not isinstance(value, bool):
+            found[variable] = str(value)
+    return found
+
+
+def refuse_secret_flags(extra: list[str]) -> None:
+    """Raise InputError where flags for vLLM hold a secret that has a variable."""
+    for i, part in enumerate(extra):
+        flag, equals, _ = part.partition("=")
+        name = next((n for n in SECRET_VARIABLES if part.startswith("--") and _means(flag, f"--{n}")), None)
+        followed = i + 1 < len(extra) and not extra[i + 1].startswith("--")
+        if name is not None and (equals or followed):
+            raise InputError(
+                f"{flag} after --: `ps` would show its value to everybody; set {SECRET_VARIABLES[name]} in "
+                f"the environment instead"
+            )
+
+
 def _flag(name: str, value: ArgValue) -> list[str]:
     if value is None or value is False:
         # vLLM's boolean flags are pairs; leaving one out means its default, so false must be said.
@@ -115,6 +148,7 @@ def engine_environment(profile: Profile, settings: Path, base: Mapping[str, str]
         env["VLLM_USE_V2_MODEL_RUNNER"] = "1"
         # With "cpu" here vLLM skips platform plugins, ours among them.
         env.pop("VLLM_TARGET_DEVICE", None)
+    env |= secret_arguments(profile)
     for name, value in profile.engine.env.items():
         env[name] = REFERENCE.sub(lambda match: base.get(match.group(1), ""), value)
     return env
@@ -122,7 +156,7 @@ def engine_environment(profile: Profile, settings: Path, base: Mapping[str, str]
 
 def added_environment(profile: Profile, env: Mapping[str, str]) -> dict[str, str]:
     """What the launch sets, with secrets redacted: fit for a terminal, a log or a report."""
-    names = [SETTINGS_ENV, *profile.engine.env]
+    names = [SETTINGS_ENV, *secret_arguments(profile), *profile.engine.env]
     if profile.hardware.platform == "cpu":
         names += ["TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER"]
     by_reference = {name for name, value in profile.engine.env.items() if REFERENCE.search(value)}
@@ -146,10 +180,13 @@ def redacted_command(command: list[str]) -> list[str]:
 
 
 def _is_secret_flag(flag: str) -> bool:
+    return any(_means(flag, full) for full in SECRET_FLAGS) or is_secret(flag)
+
+
+def _means(flag: str, full: str) -> bool:
+    """Whether argparse may take a flag for `full`: it accepts any unambiguous beginning."""
     name = flag.replace("_", "-").split(".", 1)[0]
-    # argparse takes any unambiguous beginning of a flag for the flag.
-    beginning = len(name) > len("--hf") and any(full.startswith(name) for full in SECRET_FLAGS)
-    return beginning or is_secret(flag)
+    return len(name) > len("--hf") and full.startswith(name)
 
 
 def _redacted_value(text: str) -> str:

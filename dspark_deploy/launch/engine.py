@@ -21,9 +21,10 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+import psutil
 import yaml
 
-from dspark_deploy.errors import EngineDiedError, EngineStartError
+from dspark_deploy.errors import EngineDiedError, EngineStartError, FileError
 from dspark_deploy.launch import command as rendering
 from dspark_deploy.launch import numerics
 from dspark_deploy.launch.log import LogFollower, meaningful_lines
@@ -60,12 +61,24 @@ class Engine:
         reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
         self.url = f"http://{reachable}:{port}"
         self._process = process
+        self._port = port
+        self._stranger = False
         self._started = time.monotonic()
         self._follower = LogFollower(run.log)
 
     @classmethod
     def start(cls, loaded: LoadedProfile, facts: Facts, run: RunDirectory, extra: list[str]) -> Engine:
-        """Write the run directory and start the server. Returns at once; see `wait_ready`."""
+        """Write the run directory and start the server. Returns at once; see `wait_ready`.
+
+        Raises FileError where the run directory takes no files.
+        """
+        try:
+            return cls._start(loaded, facts, run, extra)
+        except OSError as error:
+            raise FileError(f"{error.filename or run.path}: cannot be written: {error.strerror}") from error
+
+    @classmethod
+    def _start(cls, loaded: LoadedProfile, facts: Facts, run: RunDirectory, extra: list[str]) -> Engine:
         profile = loaded.profile
         port = profile.engine.port or free_port(profile.engine.host)
         command = rendering.serve_command(profile, facts, port, extra)
@@ -80,7 +93,7 @@ class Engine:
             jit_guard=profile.jit.guard,
         ).write(run.settings)
         resolved = redacted(profile.model_dump(mode="json"))
-        write_atomically(run.path / "profile.yaml", yaml.safe_dump(resolved, sort_keys=False))
+        write_atomically(run.path / "profile.yaml", yaml.safe_dump(resolved, sort_keys=False), private=True)
         run.write_json(
             "command.json",
             {
@@ -88,6 +101,7 @@ class Engine:
                 "environment": rendering.added_environment(profile, env),
                 "facts": facts.as_json(),
             },
+            private=True,
         )
         process = Supervised(command, env, run.log, grace_s=profile.engine.stop_timeout_s)
         return cls(process, loaded, run, port)
@@ -127,20 +141,27 @@ class Engine:
             if refused is not None:
                 raise refused
             raise EngineStartError(
-                f"the engine exited with code {code} after {seconds:.0f} s, before it was ready",
+                f"the engine exited with code {code} after {seconds:.0f} s, before it was ready{self._taken}",
                 meaningful_lines(self.run.log),
             )
         if seconds > limit:
             raise EngineStartError(
-                f"the engine was not ready within {limit} s (engine.ready_timeout_s)",
+                f"the engine was not ready within {limit} s (engine.ready_timeout_s){self._taken}",
                 meaningful_lines(self.run.log),
             )
 
+    @property
+    def _taken(self) -> str:
+        return f"; another process answers at {self.url}" if self._stranger else ""
+
     def _healthy(self, client: httpx.Client) -> bool:
+        """Whether our engine says so: the port may have been taken between the preflight and its start."""
         try:
-            return client.get(f"{self.url}/health").status_code == 200
-        except httpx.TransportError:
+            healthy = client.get(f"{self.url}/health").status_code == 200
+        except httpx.HTTPError:
             return False
+        self._stranger = healthy and not listens(self._process.pid, self._port)
+        return healthy and not self._stranger
 
     def follow(self, on_line: Callable[[str], None] | None) -> None:
         """Hand the log's new lines to `on_line`."""
@@ -168,6 +189,22 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process, or one below it, listens on a port."""
+    try:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return False
+    for process in family:
+        try:
+            found = process.net_connections("tcp")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found):
+            return True
+    return False
 
 
 def free_port(host: str) -> int:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 CHUNK = 64 * 1024
+# An engine that writes faster than anybody reads: what is further behind is only in the file.
+MOST_BEHIND = 16 << 20
+MOST_LINE = 1 << 20
 # What vLLM puts before each line: process and location, or only the process, or nothing.
 PREFIX = re.compile(r"^(?:\([^)]*\) ?)?(?:ERROR\s.*?\] ?)?")
 CAUSE = re.compile(
@@ -21,7 +25,10 @@ CONTINUATION_LINES = 3
 
 
 class LogFollower:
-    """Reads the lines that were added since it last looked, at most one chunk at a time."""
+    """Reads the lines that were added since it last looked. Its memory is bounded, whatever is written.
+
+    A file that has become shorter was rotated by copying and truncating it; it is read from its start.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -34,12 +41,33 @@ class LogFollower:
         if not self._path.exists():
             return lines
         with self._path.open("rb") as handle:
+            end = handle.seek(0, 2)
+            if end < self._offset:
+                self._offset, self._rest = 0, b""
+            if end - self._offset > MOST_BEHIND:
+                lines.append(f"[{end - self._offset - MOST_BEHIND} bytes of the log are not shown]")
+                self._offset, self._rest = end - MOST_BEHIND, b""
             handle.seek(self._offset)
-            while chunk := handle.read(CHUNK):
+            while self._offset < end and (chunk := handle.read(min(CHUNK, end - self._offset))):
                 self._offset += len(chunk)
-                *complete, self._rest = (self._rest + chunk).split(b"\n")
+                *complete, rest = chunk.split(b"\n")
+                if complete:
+                    complete[0] = self._rest + complete[0]
+                    self._rest = rest
+                else:
+                    self._rest += rest
+                if len(self._rest) > MOST_LINE:
+                    complete.append(self._rest)
+                    self._rest = b""
                 lines += [line.decode("utf-8", "replace").rstrip("\r") for line in complete]
         return lines
+
+
+def log_lines(path: Path) -> Iterator[str]:
+    """The lines of a whole log, one at a time; of a line beyond a megabyte, pieces. Raises OSError."""
+    with path.open("rb") as handle:
+        while line := handle.readline(MOST_LINE):
+            yield line.decode("utf-8", "replace").rstrip("\r\n")
 
 
 def meaningful_lines(path: Path, most: int = 12) -> list[str]:

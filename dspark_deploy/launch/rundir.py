@@ -38,6 +38,12 @@ def write_atomically(path: Path, text: str, private: bool = False) -> None:
         partial.unlink(missing_ok=True)
 
 
+def discard_partial(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder. Only for who holds the folder alone."""
+    for path in folder.glob(".*.partial"):
+        path.unlink(missing_ok=True)
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """The files of one engine's run."""
@@ -59,9 +65,10 @@ class RunDirectory:
         """Where each vLLM process leaves its report."""
         return self.path / "processes"
 
-    def write_json(self, name: str, document: Any) -> None:
+    def write_json(self, name: str, document: Any, private: bool = False) -> None:
         """Write one JSON file into the directory."""
-        write_atomically(self.path / name, json.dumps(document, indent=1, sort_keys=False) + "\n")
+        text = json.dumps(document, indent=1, sort_keys=False) + "\n"
+        write_atomically(self.path / name, text, private)
 
 
 def new_run_directory(parent: Path, name: str) -> RunDirectory:
