@@ -38,7 +38,8 @@ CASE_SECONDS = 280
 HIDDEN = (4096, 5120, 7168)
 FAMILIES = ("deepseek_v4", "deepseek_v41")
 KERNELS = ("mhc_post_tilelang", "mhc_pre_big_fuse_with_norm_tilelang")
-LOWERING: dict[str, Any] = {"case": "lowering", "hidden": 1024, "kernels": KERNELS}
+OURS = ("mix", "collapse")
+LOWERING: dict[str, Any] = {"case": "lowering", "hidden": 1024, "kernels": (*KERNELS, *OURS)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
