@@ -1,6 +1,6 @@
 """An engine that goes wrong at every stage: each fault ends in its state and exit code, and leaves nothing.
 
-The engine is a stand-in; what faults look like in a real one has `test_real_engine.py`.
+The engine is a stand-in; what faults look like in a real one has `tests/engine/test_serve.py`.
 """
 
 from __future__ import annotations
