@@ -38,7 +38,14 @@ def read_log(path: Path) -> Acceptance:
         lines = path.read_text(errors="replace").splitlines()
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror}; name the engine's log") from error
-    found = [acceptance for line in lines if (acceptance := read_line(line)) is not None]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            acceptance = read_line(line)
+        except (ValueError, OverflowError) as error:  # a line that was cut off, or written over
+            raise InputError(f"{path}:{number}: its numbers can't be read ({error}); remove it") from error
+        if acceptance is not None:
+            found.append(acceptance)
     widths = {len(one.per_position) for one in found}
     if not found:
         raise InputError(
