@@ -35,8 +35,17 @@ def read_line(line: str) -> Acceptance | None:
 
 def read_log(path: Path) -> Acceptance:
     """All lines of a log, pooled. Raises InputError where there is none, or k changes between them."""
+    found = []
     try:
-        found = [acceptance for line in log_lines(path) if (acceptance := read_line(line)) is not None]
+        for number, line in enumerate(log_lines(path), 1):
+            try:
+                acceptance = read_line(line)
+            except (ValueError, OverflowError) as error:  # a line that was cut off, or written over
+                raise InputError(
+                    f"{path}:{number}: its numbers can't be read ({error}); remove it"
+                ) from error
+            if acceptance is not None:
+                found.append(acceptance)
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror}; name the engine's log") from error
     widths = {len(one.per_position) for one in found}

@@ -100,7 +100,7 @@ class AccuracyRun:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
             return cls([Item(**json.loads(line)) for line in lines])
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{path}: is no file of answered questions: {error}") from error
 
 

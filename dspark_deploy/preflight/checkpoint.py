@@ -63,7 +63,7 @@ def read_checkpoint(name: str) -> Checkpoint:
         config = json.loads(config_file.read_text())
     except FileNotFoundError:
         return Checkpoint(name, str(folder), f"{folder} has no config.json")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return Checkpoint(name, str(folder), f"{config_file} cannot be read: {error}")
     if not isinstance(config, dict):
         return Checkpoint(name, str(folder), f"{config_file} holds no JSON object")
@@ -71,7 +71,7 @@ def read_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(name, str(folder), f"{folder} has no weights (*.safetensors)", config)
     try:
         tensors = _tensor_names(folder)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         return Checkpoint(
             name, str(folder), f"{folder}: its safetensors index cannot be read: {error}", config
         )

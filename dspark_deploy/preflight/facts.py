@@ -50,6 +50,7 @@ VARIABLES = (
     *("AITER_JIT_DIR", "TRITON_CACHE_DIR", "TILELANG_CACHE_DIR", "VLLM_CACHE_ROOT"),
 )
 API_KEY = "VLLM_API_KEY"
+PARTS: dict[str, type[Any]] = {"model": Checkpoint, "draft": Checkpoint, "aiter": Aiter}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,9 @@ class Facts:
             raise InputError(
                 f"{path}: facts need 'python' and 'versions'; known keys: {', '.join(sorted(known))}"
             )
+        faults = _unknown_keys(data)
+        if faults:
+            raise InputError([f"{path}: {fault}" for fault in faults])
         try:
             return TypeAdapter(cls).validate_json(text, strict=True)
         except ValidationError as error:
@@ -127,6 +131,22 @@ class Facts:
                     for fault in error.errors(include_url=False)
                 ]
             ) from error
+
+
+def _unknown_keys(data: dict[str, Any]) -> list[str]:
+    """Misspelt keys below the top: pydantic takes a dataclass's unknown keys without a word."""
+    parts = [(name, data.get(name), kind) for name, kind in PARTS.items()]
+    caches = data.get("caches")
+    if isinstance(caches, list):
+        parts += [(f"caches.{i}", each, Cache) for i, each in enumerate(caches)]
+    return [
+        f"{name}.{key}: unknown key; known: {', '.join(sorted(known))}"
+        for name, part, kind in parts
+        if isinstance(part, dict)
+        for known in [{f.name for f in fields(kind)}]
+        for key in part
+        if key not in known
+    ]
 
 
 def probe(profile: Profile) -> Facts:

@@ -29,6 +29,9 @@ OWNED_ARGS = {
     "speculative-config": "speculative",
 }
 
+# Far above any batch that is served; a capture size is rendered for each, so a slip would fill the memory.
+MOST_SEQUENCES = 65_536
+
 
 class Section(BaseModel):
     """Base of every section: strict types, no unknown keys, immutable."""
@@ -99,6 +102,9 @@ class Engine(Section):
             bare = name.lstrip("-").replace("_", "-")
             if name != bare:
                 raise ValueError(f"write {name!r} as {bare!r}: no leading dashes, dashes between words")
+            number = value[name]
+            if bare == "max-num-seqs" and isinstance(number, int) and number > MOST_SEQUENCES:
+                raise ValueError(f"{bare}: {number} is no number of requests; the most is {MOST_SEQUENCES}")
             if bare in OWNED_ARGS:
                 raise ValueError(f"{name!r} is set by {OWNED_ARGS[bare]}, not here")
         return value

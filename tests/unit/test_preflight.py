@@ -75,6 +75,8 @@ def test_facts_survive_a_file(tmp_path: Path) -> None:
         "[" * 100_000,
         '{"python": "3", "versions": {}, "environment": "x"}',
         '{"python": "3", "versions": {}, "model": {"name": "x", "config": [1]}}',
+        '{"python": "3", "versions": {}, "model": {"name": "x", "weigth_bytes": 1}}',
+        '{"python": "3", "versions": {}, "caches": [{"variable": "X", "free_gib": 1, "netwrok": ""}]}',
     ],
 )
 def test_bad_facts_are_refused(tmp_path: Path, text: str) -> None:
@@ -89,6 +91,8 @@ def test_checkpoints_on_disk(tmp_path: Path) -> None:
     assert read_checkpoint("deepseek-ai/DeepSeek-V4.1-Flash").problem == ""
     assert "no config.json" in read_checkpoint(str(tmp_path)).problem
     (tmp_path / "config.json").write_text("{")
+    assert "cannot be read" in read_checkpoint(str(tmp_path)).problem
+    (tmp_path / "config.json").write_text("[" * 100_000)
     assert "cannot be read" in read_checkpoint(str(tmp_path)).problem
     (tmp_path / "config.json").write_text('{"dspark_block_size": 5}')
     assert "no weights" in read_checkpoint(str(tmp_path)).problem

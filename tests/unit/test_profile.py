@@ -53,6 +53,7 @@ def test_all_faults_at_once_with_line_and_remedy(tmp_path: Path) -> None:
         ("  port: 8123", "  port: 99999", "test.yaml:6: engine.port: "),
         ("  port: 8123", "  args: {port: 1}", "engine.args: 'port' is set by engine.port"),
         ("  port: 8123", "  args: {--max-num-seqs: 1}", "write '--max-num-seqs' as 'max-num-seqs'"),
+        ("  port: 8123", "  args: {max-num-seqs: 10000000000}", "the most is 65536"),
         ("  port: 8123", "  vllm: newest", "test.yaml:6: engine.vllm: given twice"),
         ('">=0.26"', "newest", "'newest' is not a version range"),
         ("num_speculative_tokens: 5", "num_speculative_tokens: 0", "greater than or equal to 1"),

@@ -139,7 +139,7 @@ def read_completions(file: Path, protocol: str) -> list[Item]:
             continue
         try:
             found.append(rescore(json.loads(line), chosen, number))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
                 f"{file}:{number}: needs id, gold, finish_reason, and text or completion ({error!r})"
             ) from error

@@ -58,7 +58,7 @@ def best_profile(folder: Path, goal: str | None) -> tuple[Path, dict[str, Any]]:
         result = json.loads(file.read_text(encoding="utf-8"))
         answer = result["goals"].get(goal or result["settings"]["goal"])
         known = [name for name, each in result["goals"].items() if each]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(f"{file}: is no result of a sweep ({error}); has the sweep ended?") from error
     if answer is None:
         raise InputError(

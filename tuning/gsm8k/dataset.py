@@ -106,7 +106,7 @@ def _rows(path: Path) -> list[Row]:
         if line.strip():
             try:
                 found.append(_row(json.loads(line)))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise InputError(f"{path}:{number}: is no GSM8K row ({error!r})") from error
     if not found:
         raise InputError(f"{path}: is empty")

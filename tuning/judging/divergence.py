@@ -122,6 +122,6 @@ def read_beginnings(path: Path) -> dict[str, Any]:
             if len(row["tokens"]) != len(row["logprobs"]):
                 raise ValueError("tokens and log probabilities differ in number")
         str(result["prompts_sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: was not written by dspark-tune divergence --out ({error!r})") from error
     return dict(result)

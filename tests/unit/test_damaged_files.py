@@ -1,0 +1,43 @@
+"""Damaged files of engines and runs: a message that names the file, and no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dspark_deploy.errors import InputError
+from tuning.acceptance_log import read_log
+from tuning.accuracy import AccuracyRun
+from tuning.commands.gsm8k import read_completions
+from tuning.commands.serve_best import best_profile
+from tuning.judging.divergence import read_beginnings
+
+LINE = (
+    "SpecDecoding metrics: Mean acceptance length: 2.00, Accepted: {accepted} tokens, "
+    "Drafted: 20 tokens, Per-position acceptance rate: {rates}, Avg Draft acceptance rate: 50.0%"
+)
+
+
+@pytest.mark.parametrize("change", [{"rates": "0.9.1, 0.1"}, {"rates": "0.9,,"}, {"accepted": "1" * 5000}])
+def test_a_damaged_line_is_named(tmp_path: Path, change: dict[str, str]) -> None:
+    log = tmp_path / "engine.log"
+    good = {"accepted": "10", "rates": "0.9, 0.1"}
+    log.write_text(LINE.format(**good) + "\n")
+    assert read_log(log).accepted == 10
+    log.write_text(LINE.format(**good) + "\n" + LINE.format(**(good | change)) + "\n")
+    with pytest.raises(InputError, match=r"engine\.log:2: "):
+        read_log(log)
+
+
+def test_nesting_beyond_the_parser_is_bad_input(tmp_path: Path) -> None:
+    deep = tmp_path / "result.json"
+    deep.write_text("[" * 100_000)
+    with pytest.raises(InputError):
+        AccuracyRun.read(deep)
+    with pytest.raises(InputError):
+        read_completions(deep, "strict-8shot")
+    with pytest.raises(InputError):
+        best_profile(tmp_path, None)
+    with pytest.raises(InputError):
+        read_beginnings(deep)
