@@ -7,6 +7,8 @@ Providers are vLLM's operators as this machine dispatches them (`auto`), forced 
 `torch`, and `native`, vLLM's own torch code, which runs anywhere. vLLM chooses by flags that modules copy
 when they are loaded, hence a process each. The operators' inputs and references are the numerics gate's.
 
+With a norm folded in where kernels serve, without one elsewhere, as vLLM's models call them.
+
 Not covered: speed (`bench/gpu/kernels.py`), and shapes that a model doesn't have.
 """
 
@@ -47,7 +49,9 @@ def provider_rows(provider: str, hidden: int, streams: int) -> dict[str, Any]:
             if verdict != READY:
                 return {"refused": verdict.reason}
             amd.install(layers, provider)
-        geometry = Geometry(hidden, streams, Constants(), fused_norm=True)
+        # Elsewhere vLLM's models apply the norm themselves; its native operators ignore one they are given.
+        kernels_serve = device.type != "cpu" and provider not in ("torch", NATIVE)
+        geometry = Geometry(hidden, streams, Constants(), fused_norm=kernels_serve)
         rows: list[dict[str, Any]] = []
         skipped: dict[str, str] = {}
         for name in OPERATORS:
