@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, WITH_THEIR_MODULES
 from dspark_deploy.tiny import language
 from tests.engine.served import EXTRA_SET, all_gone, served
 from tests.support.cli import Tune
@@ -54,7 +54,8 @@ def test_serves_reports_its_patches_and_leaves_nothing(tmp_path: Path, tune: Tun
             assert states["vllm-triton-enabled"] == "applied"
         worker = processes[-1]
         twins = [patch for patch in worker["patches"] if patch["name"].startswith("twin:")]
-        expected = 0 if "engine.cpu_twins=false" in EXTRA_SET else len(CATALOGUE)
+        every = len(CATALOGUE) + len(WITH_THEIR_MODULES)
+        expected = 0 if "engine.cpu_twins=false" in EXTRA_SET else every
         assert [patch["state"] for patch in twins] == ["applied"] * expected
         with server.client() as client:
             before = parse_metrics(client.get("/metrics").text)

@@ -78,7 +78,7 @@ def test_a_fingerprint_follows_what_the_kernel_calls(monkeypatch):
 
 
 def test_a_twin_of_a_module_that_is_not_loaded_waits_for_it(monkeypatch):
-    """A model that never loads DeepSeek-V4's modules neither pays for them nor reports their twins."""
+    """An engine that never loads the module neither pays for it nor reports its twin."""
     found = []
     name = "vllm.v1.attention.backends.mla.compressor_utils"
     twin = TWINS["compressed_slot_mapping"]

@@ -126,4 +126,4 @@ WITH_THEIR_MODULES: tuple[Twin, ...] = (
         "44b63d3a8e34f43f",
     ),
 )
-"""Twins of kernels whose modules only some models load: DeepSeek-V4's."""
+"""Twins of kernels that only DeepSeek-V4 launches: they wait until vLLM loads their modules."""

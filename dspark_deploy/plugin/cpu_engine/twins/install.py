@@ -31,7 +31,7 @@ def patches() -> list[Patch]:
 
 
 def watch(apply_late: Callable[[list[Patch]], None]) -> None:
-    """Apply the twins whose modules only some models load, as soon as each is loaded."""
+    """Apply the twins that wait for their modules, as soon as each is loaded."""
     for twin in WITH_THEIR_MODULES:
         module = twin.kernel.rsplit(".", 2)[0]
         when_loaded(module, lambda _module, twin=twin: apply_late([_patch(twin)]))  # type: ignore[misc]
