@@ -153,7 +153,7 @@ def kill_one(folder: Path, after_s: float) -> dict[str, Any]:
     again = [label for label, _ in launched(folder)[len(started) :]]
     result = json.loads((folder / "out" / "result.json").read_text())
     labels = {cell["configuration"]: cell["state"] for cell in result["cells"]}
-    done = {label for label, number in _labels(folder).items() if number in before.values()}
+    done = {from_params(json.loads(cell)).label for cell in before}
     left = [path.name for path in (folder / "out").glob(".*.partial")]
     return {
         "after_s": round(after_s, 3),
@@ -167,11 +167,6 @@ def kill_one(folder: Path, after_s: float) -> dict[str, Any]:
         "broken": len(halves) + len(left),
         "resumed": ended == 0 and set(labels.values()) == {"complete"},
     }
-
-
-def _labels(folder: Path) -> dict[str, int]:
-    """The trial's number of each configuration, by the label under which it is launched."""
-    return {from_params(json.loads(cell)).label: number for cell, number in complete(folder).items()}
 
 
 def run(kills: int, seed: int) -> dict[str, Any]:
