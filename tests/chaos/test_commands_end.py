@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,20 +40,11 @@ def test_two_signals_end_at_once_and_leave_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path, "serve", *SERVE, *slow, bad={"fault": "hang at shutdown"})
     command.wait_for('"ready"')
     command.process.send_signal(signal.SIGTERM)
-    with pytest.raises(TimeoutError):
-        _within(command, 0.5)
+    with pytest.raises(subprocess.TimeoutExpired):
+        command.process.wait(0.5)
     command.process.send_signal(signal.SIGTERM)
-    assert _within(command, 2) == -signal.SIGTERM
+    assert command.process.wait(2) == -signal.SIGTERM
     assert leftovers(tmp_path) == [], "the guardian has ended them"
-
-
-def _within(command: Command, seconds: float) -> int:
-    import subprocess
-
-    try:
-        return command.process.wait(seconds)
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError from error
 
 
 def test_sigkill_of_serve_leaves_nothing(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_triton_kernels_compile_for_amd(tmp_path: Path) -> None:
 
 ARCH = "gfx942"
 MACHINE = Path(__file__).parent / "machine"
-CLANG = ("clang++", "-x", "hip", "--cuda-device-only", f"--offload-arch={ARCH}", "-nogpuinc", "-nogpulib")
+FLAGS = ("-x", "hip", "--cuda-device-only", f"--offload-arch={ARCH}", "-nogpuinc", "-nogpulib")
 TILELANG = [matrix.upstream(matrix.FIXED, kernel, ARCH, 1024) for kernel in cases.UPSTREAM]
 TILELANG += [job for hidden in (4096, 7168) for job in matrix.ours(ARCH, hidden)]
 
@@ -106,7 +106,7 @@ def clang() -> str | None:
 
 
 def _made(compiler: str, flags: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [compiler, *CLANG[1:], "-std=c++17", "-O3", "-w", *flags]
+    command = [compiler, *FLAGS, "-std=c++17", "-O3", "-w", *flags]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
 
 
