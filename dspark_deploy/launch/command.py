@@ -16,12 +16,12 @@ from dspark_deploy.errors import InputError
 from dspark_deploy.plugin.settings import SETTINGS_ENV
 from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
+from dspark_deploy.preflight.facts import API_KEY
 from dspark_deploy.profile.schema import REFERENCE, ArgValue, Profile, Speculative
 from dspark_deploy.redaction import REDACTED, is_secret, mask_urls, redacted
 
-SECRET_FLAGS = ("--api-key", "--hf-token")
 # A command line is everybody's to read, in `ps`, and vLLM writes it to its log; an environment is its user's.
-SECRET_VARIABLES = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
+SECRET_VARIABLES = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 
 
 def vllm_program(distribution: str) -> list[str]:
@@ -116,7 +116,7 @@ def refuse_secret_flags(extra: list[str]) -> None:
     """Raise InputError where flags for vLLM hold a secret that has a variable."""
     for i, part in enumerate(extra):
         flag, equals, _ = part.partition("=")
-        name = next((n for n in SECRET_VARIABLES if part.startswith("--") and _means(flag, f"--{n}")), None)
+        name = _secret_argument(flag) if part.startswith("--") else None
         followed = i + 1 < len(extra) and not extra[i + 1].startswith("--")
         if name is not None and (equals or followed):
             raise InputError(
@@ -180,13 +180,15 @@ def redacted_command(command: list[str]) -> list[str]:
 
 
 def _is_secret_flag(flag: str) -> bool:
-    return any(_means(flag, full) for full in SECRET_FLAGS) or is_secret(flag)
+    return _secret_argument(flag) is not None or is_secret(flag)
 
 
-def _means(flag: str, full: str) -> bool:
-    """Whether argparse may take a flag for `full`: it accepts any unambiguous beginning."""
-    name = flag.replace("_", "-").split(".", 1)[0]
-    return len(name) > len("--hf") and full.startswith(name)
+def _secret_argument(flag: str) -> str | None:
+    """The secret that argparse may take a flag for: it accepts any unambiguous beginning."""
+    beginning = flag.replace("_", "-").split(".", 1)[0]
+    if len(beginning) <= len("--hf"):
+        return None
+    return next((name for name in SECRET_VARIABLES if f"--{name}".startswith(beginning)), None)
 
 
 def _redacted_value(text: str) -> str:
