@@ -23,6 +23,7 @@ from typing import Any
 
 from dspark_deploy.errors import InputError, MeasurementError
 from dspark_deploy.launch.rundir import write_atomically
+from dspark_deploy.plain_json import parse_json
 from tuning.endpoint import Answer, Endpoint, RequestFailed, Sampling
 from tuning.per_request import RequestSteps, from_histogram
 from tuning.workload import Question
@@ -99,8 +100,8 @@ class AccuracyRun:
         """What `write` wrote. Raises InputError."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
-            return cls([Item(**json.loads(line)) for line in lines])
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+            return cls([Item(**parse_json(line)) for line in lines])
+        except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path}: is no file of answered questions: {error}") from error
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from dspark_deploy.plain_json import parse_json
 from tuning.accuracy import AccuracyRun, Item
 
 HASH_CHARACTERS = 16
@@ -27,7 +28,7 @@ def unpack(text: str) -> AccuracyRun:
     return AccuracyRun(
         [
             Item(id=name, gold="", answer=None, correct=bool(correct), state=state, text=digest)
-            for name, correct, state, digest in json.loads(text)
+            for name, correct, state, digest in parse_json(text)
         ]
     )
 

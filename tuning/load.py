@@ -34,6 +34,7 @@ from dspark_deploy.launch.command import vllm_program
 from dspark_deploy.launch.log import meaningful_lines
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.launch.supervised import Supervised
+from dspark_deploy.plain_json import parse_json
 from tuning.per_request import RequestSteps, from_chunks
 from tuning.workload import Requests
 
@@ -137,7 +138,7 @@ def run_load(
         lines = "\n".join(f"    {line}" for line in meaningful_lines(log))
         raise LoadFailedError(f"vllm bench serve exited with code {code}:\n{lines}")
     try:
-        return read_result(json.loads(result.read_text()), load.concurrency, load.rate)
+        return read_result(parse_json(result.read_text()), load.concurrency, load.rate)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadFailedError(f"{result}: is no result of vllm bench serve: {error!r}") from error
 

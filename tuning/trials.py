@@ -14,6 +14,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.plain_json import parse_json
 from tuning.accuracy import AccuracyRun
 from tuning.answers import unpack
 from tuning.measurement import Measurement
@@ -71,7 +72,7 @@ def open_study(storage: BaseStorage, name: str, identity: Mapping[str, Any], sam
 def stored_identity(study: optuna.Study) -> dict[str, Any]:
     """The identity that a study was created with. Raises InputError where it has none that can be read."""
     try:
-        found = json.loads(study.user_attrs["identity"])
+        found = parse_json(study.user_attrs["identity"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"study {study.study_name}: has no identity of a sweep in it: {error!r}") from error
     if not isinstance(found, dict):
@@ -98,7 +99,7 @@ def configuration_of(trial: FrozenTrial) -> Configuration | None:
 def complete_outcome(configuration: Configuration, trial: FrozenTrial) -> Outcome:
     stored = trial.user_attrs
     try:
-        measurement = Measurement.from_json(json.loads(stored["measurement"]))
+        measurement = Measurement.from_json(parse_json(stored["measurement"]))
         answers = unpack(stored["answers"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(

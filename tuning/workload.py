@@ -16,7 +16,6 @@ Not covered: multi-turn conversations, and images.
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.plain_json import parse_json
 from dspark_deploy.tiny import language
 
 WARM_UP_TOKENS = 64
@@ -169,7 +169,7 @@ def _prompts(seed: int, count: int) -> list[str]:
 def _json_lines(path: Path) -> list[Any]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.strip()]
+        return [parse_json(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: can't be read as JSON lines: {error}") from error
 
@@ -178,7 +178,7 @@ def _read(name: str, path: Path) -> list[str]:
     """The prompts of a file in the form that `name` says. Raises InputError."""
     try:
         if name == "sharegpt":
-            entries = json.loads(path.read_text(encoding="utf-8"))
+            entries = parse_json(path.read_text(encoding="utf-8"))
             talks = [entry.get("conversations", []) for entry in entries]
             found = [talk[0]["value"] for talk in talks if len(talk) >= 2]
         elif name == "speed-bench":

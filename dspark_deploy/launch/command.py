@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.plain_json import parse_json
 from dspark_deploy.plugin.settings import SETTINGS_ENV
 from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
@@ -195,6 +196,6 @@ def _redacted_value(text: str) -> str:
     if not text.startswith(("{", "[")):
         return mask_urls(text)
     try:
-        return json.dumps(redacted(json.loads(text)))
+        return json.dumps(redacted(parse_json(text)))
     except ValueError:
         return mask_urls(text)

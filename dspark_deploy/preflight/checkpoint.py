@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.plain_json import parse_json
 from dspark_deploy.tiny import checkpoint as builtin
 
 BUILTIN = "builtin:"
@@ -60,10 +60,10 @@ def read_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(name, problem=f"there is no folder {name}{hint}" if looks_like_path else "")
     config_file = folder / "config.json"
     try:
-        config = json.loads(config_file.read_text())
+        config = parse_json(config_file.read_text())
     except FileNotFoundError:
         return Checkpoint(name, str(folder), f"{folder} has no config.json")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return Checkpoint(name, str(folder), f"{config_file} cannot be read: {error}")
     if not isinstance(config, dict):
         return Checkpoint(name, str(folder), f"{config_file} holds no JSON object")
@@ -71,7 +71,7 @@ def read_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(name, str(folder), f"{folder} has no weights (*.safetensors)", config)
     try:
         tensors = _tensor_names(folder)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         return Checkpoint(
             name, str(folder), f"{folder}: its safetensors index cannot be read: {error}", config
         )
@@ -86,7 +86,7 @@ def _tensor_names(folder: Path) -> list[str] | str:
     """The tensors that index or headers name, or what is wrong with the files."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        shards: dict[str, str] = parse_json(index.read_text())["weight_map"]
         for shard in sorted(set(shards.values())):
             if Path(shard).name != shard:
                 return f"{index} names {shard!r}, which is outside its folder"
@@ -102,5 +102,5 @@ def _header(path: Path) -> list[str]:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(HEADER_LIMIT, path.stat().st_size):
             raise ValueError(f"{path.name} has no safetensors header; was the download cut off?")
-        header = json.loads(file.read(length))
+        header = parse_json(file.read(length))
     return [name for name in header if name != "__metadata__"]

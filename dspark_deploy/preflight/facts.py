@@ -11,7 +11,6 @@ machine is checked on another.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.plain_json import parse_json
 from dspark_deploy.preflight.aiter import Aiter, read_aiter
 from dspark_deploy.preflight.caches import Cache, probe_caches
 from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
@@ -111,8 +111,8 @@ class Facts:
         """Read facts that another machine printed. Raises InputError."""
         try:
             text = path.read_text()
-            data = json.loads(text)
-        except (OSError, ValueError, RecursionError) as error:
+            data = parse_json(text)
+        except (OSError, ValueError) as error:
             raise InputError(f"{path}: not a file of facts: {error}") from error
         known = {f.name for f in fields(cls)}
         if not isinstance(data, dict) or not {"python", "versions"} <= data.keys() <= known:

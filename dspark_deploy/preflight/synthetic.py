@@ -10,10 +10,10 @@ length of another k.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from dspark_deploy.plain_json import parse_json
 from dspark_deploy.preflight.findings import Finding, Severity
 
 METHOD = "synthetic"
@@ -97,7 +97,7 @@ def config_of_flags(flags: Sequence[str]) -> dict[str, Any]:
         text = value or (flags[number + 1] if number + 1 < len(flags) else "")
         if bare in ("--speculative-config", "-sc"):
             try:
-                given = json.loads(text)
+                given = parse_json(text)
             except ValueError:
                 continue
             found |= given if isinstance(given, dict) else {}

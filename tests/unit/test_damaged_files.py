@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.launch.command import redacted_command
+from dspark_deploy.preflight.synthetic import config_of_flags
 from tuning.acceptance_log import read_log
 from tuning.accuracy import AccuracyRun
-from tuning.commands.gsm8k import read_completions
+from tuning.commands.gsm8k import _template_arguments, read_completions
 from tuning.commands.serve_best import best_profile
 from tuning.judging.divergence import read_beginnings
+from tuning.workload import find_workload
 
 LINE = (
     "SpecDecoding metrics: Mean acceptance length: 2.00, Accepted: {accepted} tokens, "
@@ -41,3 +44,16 @@ def test_nesting_beyond_the_parser_is_bad_input(tmp_path: Path) -> None:
         best_profile(tmp_path, None)
     with pytest.raises(InputError):
         read_beginnings(deep)
+
+
+def test_nesting_beyond_the_parser_is_bad_input_wherever_json_comes_from(tmp_path: Path) -> None:
+    text = "[" * 100_000
+    deep = tmp_path / "deep.jsonl"
+    deep.write_text(text)
+    for workload in ("jsonl", "sharegpt"):
+        with pytest.raises(InputError, match="nested too deeply"):
+            find_workload(workload, deep)
+    with pytest.raises(InputError):
+        _template_arguments(text, chat=True)
+    assert config_of_flags(["--speculative-config", text]) == {}, "vLLM says it better"
+    assert redacted_command(["--speculative-config", text]) == ["--speculative-config", text]

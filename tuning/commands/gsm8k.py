@@ -10,7 +10,6 @@ comparing two runs, which `compare` and `accuracy-gate` do.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from rich.console import Console
 
 from dspark_deploy.console import people, print_json
 from dspark_deploy.errors import InputError
+from dspark_deploy.plain_json import parse_json
 from tuning.accuracy import AccuracyRun, Item
 from tuning.commands.common import Json, Model, ProfileOption, Sets, Url, an_endpoint, conclude, item_progress
 from tuning.gsm8k.dataset import load_gsm8k
@@ -138,8 +138,8 @@ def read_completions(file: Path, protocol: str) -> list[Item]:
         if not line.strip():
             continue
         try:
-            found.append(rescore(json.loads(line), chosen, number))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            found.append(rescore(parse_json(line), chosen, number))
+        except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{file}:{number}: needs id, gold, finish_reason, and text or completion ({error!r})"
             ) from error
@@ -176,7 +176,7 @@ def _template_arguments(text: str | None, chat: bool) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise InputError(f"--chat-template-kwargs {text}: is no JSON: {error}") from error
     if not isinstance(found, dict):

@@ -7,7 +7,6 @@ A sweep's `result.json` has its own page; name it alone. Not covered: judging, w
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ import typer
 
 from dspark_deploy.console import people, print_json
 from dspark_deploy.errors import InputError
+from dspark_deploy.plain_json import parse_json
 from tuning.commands.common import Json, require_libraries
 from tuning.record import Record
 
@@ -46,7 +46,7 @@ def report(
 
 def _sweep_result(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None  # Record.read says what is wrong with it
     return document if isinstance(document, dict) and {"cells", "best"} <= document.keys() else None

@@ -10,7 +10,6 @@ the sweep found about this profile is printed first. Not covered: a sweep that h
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ import typer
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import InputError
+from dspark_deploy.plain_json import parse_json
 from dspark_deploy.serve import launch
 
 Goal = Annotated[str | None, typer.Option(help="latency, throughput or slo [the sweep's own]")]
@@ -55,10 +55,10 @@ def best_profile(folder: Path, goal: str | None) -> tuple[Path, dict[str, Any]]:
     """The profile that a sweep wrote for a goal, and its result. Raises InputError."""
     file = folder / "result.json"
     try:
-        result = json.loads(file.read_text(encoding="utf-8"))
+        result = parse_json(file.read_text(encoding="utf-8"))
         answer = result["goals"].get(goal or result["settings"]["goal"])
         known = [name for name, each in result["goals"].items() if each]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{file}: is no result of a sweep ({error}); has the sweep ended?") from error
     if answer is None:
         raise InputError(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.plain_json import parse_json
 from tuning.gsm8k.extraction import gold
 
 SHOTS = 8
@@ -105,8 +106,8 @@ def _rows(path: Path) -> list[Row]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(_row(json.loads(line)))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                found.append(_row(parse_json(line)))
+            except (ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{path}:{number}: is no GSM8K row ({error!r})") from error
     if not found:
         raise InputError(f"{path}: is empty")

@@ -18,6 +18,7 @@ from typing import Any
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.launch.rundir import write_atomically
+from dspark_deploy.plain_json import parse_json
 from tuning.accuracy import AccuracyRun, AccuracyVoidError, Item, run_accuracy
 from tuning.gsm8k.protocols import Protocol, thought
 from tuning.per_request import summarize
@@ -64,7 +65,7 @@ def _check_identity(path: Path, identity: dict[str, Any]) -> None:
         write_atomically(path, text)
         return
     try:
-        stored = json.loads(path.read_text())
+        stored = parse_json(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: is damaged ({error}); start anew with --out FOLDER") from error
     differing = [key for key in sorted({*stored, *identity}) if stored.get(key) != identity.get(key)]
@@ -82,7 +83,7 @@ def _read_journal(path: Path) -> list[Item]:
     found, kept = [], []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            found.append(Item(**json.loads(line)))
+            found.append(Item(**parse_json(line)))
             kept.append(line + "\n")
         except (ValueError, TypeError):
             break

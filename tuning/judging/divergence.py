@@ -13,7 +13,6 @@ this gates nothing: accuracy does. It says where to look.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from dspark_deploy.errors import InputError, MeasurementError
+from dspark_deploy.plain_json import parse_json
 from tuning.endpoint import Endpoint, Sampling
 from tuning.statistics import proportion_interval
 
@@ -114,7 +114,7 @@ def across(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 def read_beginnings(path: Path) -> dict[str, Any]:
     """A file that `dspark-tune divergence --out` wrote. Raises InputError."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
         result = document["result"]
         if document["kind"] != KIND or len(result["passes"]) != PASSES:
             raise ValueError(f"its kind is {document['kind']!r}, not {KIND!r}")
@@ -122,6 +122,6 @@ def read_beginnings(path: Path) -> dict[str, Any]:
             if len(row["tokens"]) != len(row["logprobs"]):
                 raise ValueError("tokens and log probabilities differ in number")
         str(result["prompts_sha256"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: was not written by dspark-tune divergence --out ({error!r})") from error
     return dict(result)
