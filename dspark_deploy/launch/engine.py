@@ -57,9 +57,7 @@ class Engine:
     def __init__(self, process: Supervised, loaded: LoadedProfile, run: RunDirectory, port: int) -> None:
         self.loaded = loaded
         self.run = run
-        host = loaded.profile.engine.host
-        reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
-        self.url = f"http://{reachable}:{port}"
+        self.url = rendering.engine_url(loaded.profile.engine.host, port)
         self._process = process
         self._port = port
         self._stranger = False
