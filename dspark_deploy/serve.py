@@ -33,7 +33,7 @@ from dspark_deploy.console import engine_log, people, print_json, run_app, show_
 from dspark_deploy.emit import Format, render
 from dspark_deploy.errors import InputError, PreflightRefused
 from dspark_deploy.launch import command as rendering
-from dspark_deploy.launch import numerics
+from dspark_deploy.launch import numerics, resolved
 from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.kernels import kernel_lines
 from dspark_deploy.launch.nodes import node_flags
@@ -252,11 +252,12 @@ def show_ready(console: Console, report: ReadyReport, loaded: LoadedProfile) -> 
     gated = numerics.sections(report.processes)
     if gated:
         numerics.show(console, gated)
-    console.print(
-        f"ready after {report.seconds:.1f} s: {report.url}/v1, "
-        f"model {rendering.served_name(loaded.profile)!r}",
-        markup=False,
-    )
+    resolved.show(console, report.differences)
+    if not resolved.sections(report.processes):
+        console.print("what vLLM made of its flags was not reported; engine.log has vLLM's own lines")
+    model = rendering.served_name(loaded.profile)
+    told = f"{report.url}/v1, model {model!r}" if report.url else f"workers of {model!r}; node 0 answers"
+    console.print(f"ready after {report.seconds:.1f} s: {told}", markup=False)
 
 
 def patch_rows(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
