@@ -40,9 +40,10 @@ lint: $(READY)
 # The engine tests wait for processes half of the time, so they run beside the others; what they print comes
 # at the end. Each folder has a pytest of its own: they load vLLM for different platforms.
 test: lint
-	@echo "==> pytest: engine in the background, then unit, numerics, twins, simt, warmup, chaos"
+	@echo "==> pytest: engine in the background, then unit, security, numerics, twins, simt, warmup, chaos"
 	@log=$$(mktemp); $(BIN)/pytest tests/engine >$$log 2>&1 & engine=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile tests/unit && $(BIN)/pytest tests/numerics && \
+	$(BIN)/pytest -n 2 --dist loadfile tests/unit && $(BIN)/pytest -n 2 --dist loadfile tests/security && \
+	$(BIN)/pytest tests/numerics && \
 	$(BIN)/pytest -n 2 --dist loadfile tests/twins && $(BIN)/pytest -n 2 --dist loadfile tests/simt && \
 	$(BIN)/pytest tests/warmup && $(BIN)/pytest -n 2 --dist loadfile tests/chaos; others=$$?; \
 	wait $$engine; engines=$$?; echo "==> pytest: engine"; cat $$log; rm -f $$log; \
