@@ -1,6 +1,8 @@
 # make sweep   set up, then tune the built-in tiny checkpoint on the CPU engine
 # make demo-fault   plant the sqrt(2) fault in a tiny DeepSeek-V4, and see what sees it
 # make test    set up, then lint, type check and test
+# make audit   what is known against the installed dependencies; needs a network that reaches PyPI
+# make wheel   the wheel of HEAD in dist, byte for byte the same wherever it is built
 # make setup   only prepare .venv; `make` says what each target does
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -8,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint sweep demo-fault clean
+.PHONY: help setup test lint sweep demo-fault audit wheel clean
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
@@ -40,9 +42,10 @@ lint: $(READY)
 # The engine tests wait for processes half of the time, so they run beside the others; what they print comes
 # at the end. Each folder has a pytest of its own: they load vLLM for different platforms.
 test: lint
-	@echo "==> pytest: engine in the background, then unit, numerics, twins, simt, warmup, chaos"
+	@echo "==> pytest: engine in the background, then unit, security, numerics, twins, simt, warmup, chaos"
 	@log=$$(mktemp); $(BIN)/pytest tests/engine >$$log 2>&1 & engine=$$!; \
-	$(BIN)/pytest -n 2 --dist loadfile tests/unit && $(BIN)/pytest tests/numerics && \
+	$(BIN)/pytest -n 2 --dist loadfile tests/unit && $(BIN)/pytest -n 2 --dist loadfile tests/security && \
+	$(BIN)/pytest tests/numerics && \
 	$(BIN)/pytest -n 2 --dist loadfile tests/twins && $(BIN)/pytest -n 2 --dist loadfile tests/simt && \
 	$(BIN)/pytest tests/warmup && $(BIN)/pytest -n 2 --dist loadfile tests/chaos; others=$$?; \
 	wait $$engine; engines=$$?; echo "==> pytest: engine"; cat $$log; rm -f $$log; \
@@ -57,5 +60,20 @@ sweep: $(READY)
 demo-fault: $(READY)
 	$(BIN)/python -m bench.fault
 
+# In an environment of its own: pip-audit must change nothing of what it audits.
+audit: $(READY)
+	@test -x $(VENV)-audit/bin/pip-audit || { $(PYTHON) -m venv $(VENV)-audit && \
+		$(VENV)-audit/bin/python -m pip install --quiet pip-audit; }
+	@$(BIN)/python -m bench.audit --pip-audit $(VENV)-audit/bin/pip-audit
+
+# From what git knows, and not from this folder, where an earlier build may lie. Modes and times are fixed.
+REF ?= HEAD
+DIST ?= dist
+wheel: $(READY)
+	@umask 022; tree=$$(mktemp -d) && trap 'rm -rf "$$tree"' EXIT && \
+	git archive $(REF) | tar -x -C "$$tree" && \
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct $(REF)) $(BIN)/python -m pip wheel --quiet --no-deps \
+		--no-build-isolation --wheel-dir $(DIST) "$$tree"
+
 clean:
-	rm -rf runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV)-audit runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

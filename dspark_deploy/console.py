@@ -93,8 +93,9 @@ def run_app(app: typer.Typer, name: str) -> None:
     except DSparkError as error:
         faults = error.faults if isinstance(error, InputError) else []
         head = f"{len(faults)} faults in the input:\n" if len(faults) > 1 else ""
-        sys.stderr.write(f"{name}: {head}{error}\n")
-        _exit(error.exit_code, str(error), error.document)
+        message = mask_urls(str(error))
+        sys.stderr.write(f"{name}: {head}{message}\n")
+        _exit(error.exit_code, message, error.document)
     except OSError as error:
         if error.errno not in FULL:
             raise

@@ -12,7 +12,11 @@ from typing import Any
 
 REDACTED = "<redacted>"
 _NAME = re.compile(r"TOKEN(?!S|IZ)|KEY|SECRET|PASSW|PASSPHRASE|CRED|AUTH(?!OR)", re.IGNORECASE)
-_USERINFO = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+# A password may hold what a URL should have escaped, `/` and `@` among it; to hide too much harms nobody.
+_USERINFO = re.compile(r"""(?<=://)(?:[^/@\s:]*:[^\s"'<>]*|[^/@\s]+)(?=@)""")
+_PARAMETER = re.compile(
+    rf"""(?<=[?&])([^=&\s"'<>]*(?:{_NAME.pattern})[^=&\s"'<>]*)=[^&#\s"'<>]+""", re.IGNORECASE
+)
 
 
 def is_secret(name: str) -> bool:
@@ -21,8 +25,16 @@ def is_secret(name: str) -> bool:
 
 
 def mask_urls(text: str) -> str:
-    """`text` without user and password in its URLs."""
-    return _USERINFO.sub(REDACTED, text)
+    """`text` without user and password in its URLs, nor secret parameters."""
+    return _PARAMETER.sub(rf"\1={REDACTED}", _USERINFO.sub(REDACTED, text))
+
+
+def mask_assignment(text: str) -> str:
+    """`path=value` as `--set` takes it, without a value that holds a secret."""
+    name, equals, value = text.partition("=")
+    nested = value.lstrip().startswith(("{", "[")) and is_secret(value)
+    hidden = equals and (nested or is_secret(name.rpartition(".")[2]))
+    return f"{name}={REDACTED}" if hidden else mask_urls(text)
 
 
 def redacted(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """Writes the best configuration back as a profile that `dspark-serve` takes as it is.
 
 The profile's own comments and order survive: only values that differ are changed in its text. Settings that
-came from a parent (`extends`) or from `--set` are written out, so that the file stands by itself.
+came from a parent (`extends`) or from `--set` are written out, so that the file stands by itself; secrets are
+not, since such files are passed on: they become references to the environment, which the preflight asks for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
+from dspark_deploy.launch.command import SECRET_VARIABLES
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.profile.schema import REFERENCE
+from dspark_deploy.redaction import redacted
 from tuning.space import Configuration
 
 ARGS = "engine.args."
@@ -40,6 +44,9 @@ def write_best(
         if path_of.removeprefix(ARGS) not in given:
             del changes[path_of]  # a flag that is left to vLLM need not be named
     values = loaded.revised(changes).values
+    secrets = refer_to_secrets(values)
+    if secrets:
+        header = [*header, f"Secrets are not in it; set in the environment: {', '.join(secrets)}."]
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 110
@@ -47,8 +54,23 @@ def write_best(
     reconcile(document, values)
     text = io.StringIO()
     yaml.dump(document, text)
-    # A profile may hold what only its owner should read.
+    # What is no secret by its name may be one all the same.
     write_atomically(path, "".join(f"# {line}\n" for line in header) + text.getvalue(), private=True)
+
+
+def refer_to_secrets(values: dict[str, Any]) -> list[str]:
+    """Replace the secrets of a profile's values by references; returns the variables that must be set."""
+    engine = values.get("engine", {})
+    args, env = engine.get("args", {}), engine.get("env", {})
+    found = []
+    for flag, name in SECRET_VARIABLES.items():
+        if args.pop(flag, None) is not None:  # vLLM reads the variable itself
+            found.append(name)
+    for name, value in env.items():
+        if redacted({name: value}) != {name: value} and not REFERENCE.search(value):
+            env[name] = f"${{{name}}}"
+            found.append(name)
+    return found
 
 
 def reconcile(document: CommentedMap, values: Mapping[str, Any]) -> None:

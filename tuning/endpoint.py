@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from dspark_deploy.errors import InputError, MeasurementError
+from dspark_deploy.redaction import mask_urls
 from tuning.acceptance import MetricsError, Scrape, parse_metrics
 
 REQUEST_TIMEOUT_S = 600
@@ -70,23 +71,29 @@ class Answer:
 
 
 class Endpoint:
-    """A client of one server. Usable from several threads; closed by leaving the `with` block."""
+    """A client of one server. Usable from several threads; closed by leaving the `with` block.
+
+    `url` is for people and records: it has no user and no password.
+    """
 
     def __init__(self, url: str, model: str, transport: httpx.BaseTransport | None = None) -> None:
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.url = url.rstrip("/").removesuffix("/v1")
+        address = url.rstrip("/").removesuffix("/v1")
+        self.url = mask_urls(address)
         self.model = model
         try:
             self._client = httpx.Client(
-                base_url=self.url,
+                base_url=address,
                 timeout=REQUEST_TIMEOUT_S,
                 transport=transport,
                 headers=headers,
                 limits=httpx.Limits(max_connections=None),
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise InputError(f"{url}: is no URL: {error}; write it as http://localhost:8000") from error
+            raise InputError(
+                f"{mask_urls(url)}: is no URL: {mask_urls(str(error))}; write it as http://localhost:8000"
+            ) from error
 
     def complete(self, prompt: str, sampling: Sampling) -> Answer:
         """One completion of a raw prompt. Raises RequestFailed."""
@@ -107,7 +114,7 @@ class Endpoint:
                 )
             return response.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise RequestFailed(f"{path} failed: {type(error).__name__}: {error}") from error
+            raise RequestFailed(f"{path} failed: {type(error).__name__}: {mask_urls(str(error))}") from error
 
     def scrape(self) -> Scrape:
         """The engine's counters now. Raises MetricsError."""
@@ -115,7 +122,7 @@ class Endpoint:
             response = self._client.get("/metrics", timeout=SCRAPE_TIMEOUT_S)
             response.raise_for_status()
         except httpx.HTTPError as error:
-            raise MetricsError(f"{self.url}/metrics does not answer: {error}") from error
+            raise MetricsError(f"{self.url}/metrics does not answer: {mask_urls(str(error))}") from error
         return parse_metrics(response.text)
 
     def reset_prefix_cache(self) -> bool:
@@ -123,7 +130,7 @@ class Endpoint:
         try:
             return self._client.post("/reset_prefix_cache").status_code == httpx.codes.OK
         except httpx.HTTPError as error:
-            raise MetricsError(f"{self.url} does not answer: {error}") from error
+            raise MetricsError(f"{self.url} does not answer: {mask_urls(str(error))}") from error
 
     def describe(self) -> dict[str, str]:
         """Version and model as the server tells them; empty strings where it does not."""
@@ -146,14 +153,17 @@ class Endpoint:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             endpoint.close()
             raise InputError(
-                f"{url}: does not list its models at /v1/models ({type(error).__name__}: {error}); is it an "
-                f"OpenAI endpoint, is it ready, and does it want a key in {KEY_VARIABLE}?"
+                f"{endpoint.url}: does not list its models at /v1/models ({type(error).__name__}: "
+                f"{mask_urls(str(error))}); is it an OpenAI endpoint, is it ready, and does it want a key in "
+                f"{KEY_VARIABLE}?"
             ) from error
         if model is None and len(served) == 1:
             endpoint.model = served[0]
         elif (model or "") not in served:
             endpoint.close()
-            raise InputError(f"{url}: serves {', '.join(served) or 'nothing'}; choose one with --model")
+            raise InputError(
+                f"{endpoint.url}: serves {', '.join(served) or 'nothing'}; choose one with --model"
+            )
         return endpoint
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from dspark_deploy import __version__
 from dspark_deploy.errors import InputError
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
-from dspark_deploy.redaction import REDACTED, is_secret, mask_urls, redacted
+from dspark_deploy.redaction import mask_assignment, mask_urls, redacted
 from tuning.space import DIMENSIONS, K, choices, fingerprint
 
 # Settings that change what is concluded or how it is searched, and no number that was measured.
@@ -108,8 +108,12 @@ def refuse(
 def _line(command: Sequence[str]) -> str:
     """A command line for people: without passwords in URLs and without values of secret settings."""
     shown = []
-    for word in command:
-        name, equals, _ = word.partition("=")
-        secret = equals and is_secret(name.rpartition(".")[2])
-        shown.append(f"{name}={REDACTED}" if secret else mask_urls(word))
+    for before, word in zip(("", *command), command, strict=False):
+        flag, equals, setting = word.partition("=")
+        if before == "--set":
+            shown.append(mask_assignment(word))
+        elif flag == "--set" and equals:
+            shown.append(f"--set={mask_assignment(setting)}")
+        else:
+            shown.append(mask_urls(word))
     return shlex.join(shown)

@@ -1,6 +1,6 @@
 """A record: one measurement or verdict with everything that says what it belongs to, as one JSON file.
 
-    python -m tuning.record        writes docs/record.schema.json, the published schema
+    python -m tuning.record        writes tuning/record.schema.json, the published schema
 
 Numbers without their origin compare with nothing: two acceptance lengths differ by definition, template,
 temperature or data set more often than by the engine (vllm#42508). So each record names them, and the version
@@ -136,4 +136,4 @@ def schema_text() -> str:
 
 
 if __name__ == "__main__":
-    write_atomically(Path(__file__).parents[1] / "docs" / "record.schema.json", schema_text())
+    write_atomically(Path(__file__).with_name("record.schema.json"), schema_text())

@@ -120,9 +120,15 @@ def secret_arguments(profile: Profile) -> dict[str, str]:
 
 
 def refuse_secret_flags(extra: list[str]) -> None:
-    """Raise InputError where flags for vLLM hold a secret that has a variable."""
+    """Raise InputError where flags for vLLM hold a secret that has a variable, or a URL with a password."""
     for i, part in enumerate(extra):
         flag, equals, _ = part.partition("=")
+        if mask_urls(part) != part:
+            owner = flag if part.startswith("--") else extra[max(i - 1, 0)].partition("=")[0]
+            raise InputError(
+                f"{mask_urls(owner)} after --: `ps` would show the URL's password to everybody; give the URL "
+                f"without it"
+            )
         name = _secret_argument(flag) if part.startswith("--") else None
         followed = i + 1 < len(extra) and not extra[i + 1].startswith("--")
         if name is not None and (equals or followed):

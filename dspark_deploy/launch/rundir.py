@@ -77,7 +77,8 @@ def new_run_directory(parent: Path, name: str) -> RunDirectory:
     for attempt in range(100):
         path = parent / (f"{stamp}-{name}" if attempt == 0 else f"{stamp}-{name}-{attempt}")
         try:
-            path.mkdir(parents=True)
+            parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)  # the engine's log holds whatever vLLM writes, prompts among it
         except FileExistsError:
             if not path.is_dir():
                 raise InputError(f"{path}: is in the way; it is not a folder") from None

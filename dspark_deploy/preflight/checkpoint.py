@@ -88,19 +88,40 @@ def _tensor_names(folder: Path) -> list[str] | str:
     if index.is_file():
         shards: dict[str, str] = parse_json(index.read_text())["weight_map"]
         for shard in sorted(set(shards.values())):
-            if Path(shard).name != shard:
+            if Path(shard).name != shard or shard == "..":
                 return f"{index} names {shard!r}, which is outside its folder"
             if not (folder / shard).is_file():
                 return f"{folder} lacks {shard}, which its index names: was the download cut off?"
+    stray = next((path for path in sorted(folder.glob("*.safetensors")) if _leads_out(path)), None)
+    if stray is not None:
+        return (
+            f"{stray} is a link to {stray.resolve()}, outside its folder; put the file itself there, or give "
+            f"the folder that has it"
+        )
+    if index.is_file():
         return list(shards)
     return [name for path in folder.glob("*.safetensors") for name in _header(path)]
 
 
+def _leads_out(path: Path) -> bool:
+    """Whether a file of a checkpoint is a link out of its folder; the hub's cache links to its own blobs."""
+    folder, real = path.parent.resolve(), path.resolve()
+    allowed = [folder]
+    if folder.parent.name == "snapshots":
+        allowed.append(folder.parent.parent / "blobs")
+    return not any(real.is_relative_to(place) for place in allowed)
+
+
 def _header(path: Path) -> list[str]:
-    """Names in a safetensors header: eight bytes of length, little end first, then JSON of that length."""
+    """Names in a safetensors header: eight bytes of length, little end first, then JSON of that length.
+
+    Raises ValueError and OSError.
+    """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(HEADER_LIMIT, path.stat().st_size):
             raise ValueError(f"{path.name} has no safetensors header; was the download cut off?")
         header = parse_json(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError(f"{path.name} has a safetensors header that is no JSON object")
     return [name for name in header if name != "__metadata__"]

@@ -58,7 +58,7 @@ def read_document(path: Path) -> Document:
 def parse_document(text: str, name: str) -> Document:
     """Parse `text`, called `name` in messages. Raises InputError."""
     try:
-        _refuse_anchors(text, name)
+        _refuse_unread(text, name)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise InputError(_yaml_message(error, name)) from error
@@ -74,7 +74,7 @@ def parse_document(text: str, name: str) -> Document:
     return Document(values, places)
 
 
-def _refuse_anchors(text: str, name: str) -> None:
+def _refuse_unread(text: str, name: str) -> None:
     """Faults that the stream of events shows, before anything is built from it."""
     faults = []
     depth = 0
@@ -89,6 +89,9 @@ def _refuse_anchors(text: str, name: str) -> None:
             faults.append(
                 f"{name}:{_line(event)}: anchors (&, *) are not read; use 'extends' to share settings"
             )
+        tag = getattr(event, "tag", None)
+        if tag:
+            faults.append(f"{name}:{_line(event)}: tag {tag!r}: tags (!) are not read; take it out")
         if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
             faults.append(f"{name}:{_line(event)}: a NUL character; nothing it could mean fits a setting")
     if faults:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,6 +24,7 @@ from dspark_deploy.profile.schema import Profile
 from dspark_deploy.redaction import is_secret, redacted
 
 log = logging.getLogger(__name__)
+SETTING = re.compile(r"[\w.\-\[\]]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +126,14 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> None:
 def _apply_set(document: Document, assignment: str) -> None:
     name, equals, text = assignment.partition("=")
     keys = name.strip().split(".")
+    # Whatever follows the path may be a secret, so no message holds it.
+    shown = f"--set {SETTING.match(assignment)[0]}"  # type: ignore[index]  # it matches nothing as well
     if not equals or not all(keys):
-        raise InputError(f"--set {assignment}: write path=value, as in speculative.num_speculative_tokens=3")
+        raise InputError(f"{shown}: write path=value, as in speculative.num_speculative_tokens=3")
     try:
-        value = parse_document(f"value: {text}", f"--set {assignment}").values["value"]
+        value = parse_document(f"value: {text}", shown).values["value"]
     except InputError as error:
-        raise InputError(f"--set {assignment}: the value is not YAML; quote it") from error
+        raise InputError(f"{shown}: the value is not YAML, or has a tag or an anchor; quote it") from error
     _assign(document.values, keys, value)
     document.places[tuple(keys)] = Place(f"--set {name.strip()}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.kill9 import run
-from tests.chaos.commands import QUICK, SWEEP, Command, leftovers, whole
+from tests.support.commands import QUICK, SWEEP, Command, leftovers, whole
 
 SERVE = ["--profile", "cpu-tiny.yaml", "--set", "engine.port=0", *QUICK]
 

@@ -22,8 +22,8 @@ from dspark_deploy.launch.engine import Engine, free_port
 from dspark_deploy.launch.rundir import RunDirectory
 from dspark_deploy.preflight import probe
 from dspark_deploy.profile import load_profile
-from tests.chaos.commands import QUICK, SWEEP, Command, whole
 from tests.support.bad_engine import Handler, with_bad_engine
+from tests.support.commands import QUICK, SWEEP, Command, whole
 from tuning import endpoint
 from tuning.acceptance import MetricsError
 from tuning.endpoint import Endpoint, RequestFailed, Sampling

@@ -81,6 +81,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def serve(argv: list[str]) -> None:
     """`vllm serve`, as BAD_ENGINE says."""
+    _say_arguments(argv)
     wanted = json.loads(os.environ.get("BAD_ENGINE", "{}"))
     fault = wanted.get("fault", "none")
     Handler.fault, Handler.dies_at, Handler.memory = fault, wanted.get("dies_at", 0), wanted.get("memory")
@@ -97,8 +98,14 @@ def serve(argv: list[str]) -> None:
     ThreadingHTTPServer(address, Handler).serve_forever()
 
 
+def _say_arguments(argv: list[str]) -> None:
+    """vLLM writes its flags to its log, whatever they hold."""
+    print("non-default args:", argv, flush=True)
+
+
 def bench(argv: list[str]) -> None:
     """`vllm bench serve`, one request after another."""
+    _say_arguments(argv)
 
     def value(flag: str) -> str:
         return argv[argv.index(flag) + 1]

@@ -324,6 +324,16 @@ EXAMPLES: dict[str, Example] = {
     "TRUST_REMOTE_CODE": Example(
         "mi355x", change(ARGS + "trust-remote-code=true"), change(ARGS + "trust-remote-code=false")
     ),
+    "PASSWORD_IN_COMMAND": Example(
+        "mi355x",
+        change(ARGS + "otlp-traces-endpoint=http://someone:s3cret@collector:4317"),
+        change(ARGS + "otlp-traces-endpoint=http://collector:4317"),
+    ),
+    "SECRET_IN_COMMAND": Example(
+        "mi355x",
+        change(ARGS + "kv-transfer-config={kv_connector_extra_config: {auth_token: s3cret}}"),
+        change(ARGS + "hf-overrides={num_key_value_heads: 4, model_type: x}"),
+    ),
     "ENV_UNSET": Example("cpu", change(unset=["HF_TOKEN"]), change()),
     "PORT_IN_USE": Example("cpu", change(port_free=False), change()),
     "HOST_UNUSABLE": Example(

@@ -49,7 +49,7 @@ def test_all_faults_at_once_with_line_and_remedy(tmp_path: Path) -> None:
         ("name: test", "name: test\nname: twice", "test.yaml:2: name: given twice"),
         ("name: test", "name: &a test", "test.yaml:1: anchors"),
         ("name: test", "name: [1", "not YAML"),
-        ("name: test", "name: !!python/object:os.system x", "could not determine a constructor"),
+        ("name: test", "name: !!python/object:os.system x", "tags (!) are not read"),
         ("  port: 8123", "  port: 99999", "test.yaml:6: engine.port: "),
         ("  port: 8123", "  args: {port: 1}", "engine.args: 'port' is set by engine.port"),
         ("  port: 8123", "  args: {--max-num-seqs: 1}", "write '--max-num-seqs' as 'max-num-seqs'"),

@@ -21,7 +21,7 @@ from tuning.judging.kernels import table, wrong
 from tuning.record import Record, now, own_engine, profile_sha256, schema_text
 from tuning.record_report import write_record_report
 
-DOCS = Path(__file__).parents[2] / "docs"
+SCHEMA = Path(__file__).parents[2] / "tuning" / "record.schema.json"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def tune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_schema_is_published() -> None:
-    assert (DOCS / "record.schema.json").read_text() == schema_text(), "run python -m tuning.record"
+    assert SCHEMA.read_text() == schema_text(), "run python -m tuning.record"
 
 
 def record(kind: str, result: dict[str, Any], tmp_path: Path) -> Record:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dspark_deploy.preflight.facts import API_KEY, Facts
-from dspark_deploy.preflight.rules.base import Findings, rule, warning
+from dspark_deploy.preflight.rules.base import Findings, error, rule, warning
 from dspark_deploy.preflight.rules.context import arg, where_arg
 from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.redaction import is_secret, mask_urls
 
 EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104
 
@@ -34,3 +37,36 @@ def remote_code_is_not_trusted(loaded: LoadedProfile, facts: Facts) -> Findings:
             "leave trust-remote-code out",
             where_arg(loaded, "trust-remote-code"),
         )
+
+
+@rule("PASSWORD_IN_COMMAND", "SECRET_IN_COMMAND")
+def flags_hold_no_secret(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """Flags stand in the engine's command line, which `ps` shows to everybody, and vLLM logs them."""
+    for name, value in loaded.profile.engine.args.items():
+        texts = list(_texts(value))
+        if any(mask_urls(text) != text for _, text in texts):
+            yield error(
+                "PASSWORD_IN_COMMAND",
+                f"engine.args.{name} has a URL with a password, and `ps` shows every flag to everybody",
+                "give the URL without it, and the password by a variable of engine.env",
+                where_arg(loaded, name),
+            )
+        elif any(is_secret(key) for key, _ in texts):
+            yield warning(
+                "SECRET_IN_COMMAND",
+                f"engine.args.{name} seems to hold a secret, by the name of a key, and `ps` shows every flag",
+                "give it by a variable of engine.env, where the service reads one",
+                where_arg(loaded, name),
+            )
+
+
+def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text inside a flag's value, with the key that it is under there."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key)

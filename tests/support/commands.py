@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,20 @@ class Ended:
 class Command:
     """One command in a folder. Every process below it carries the folder's name in its environment."""
 
-    def __init__(self, folder: Path, name: str, *arguments: str, bad: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *arguments: str,
+        bad: dict[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder, self._started = folder, time.monotonic()
-        environment = {**os.environ, "BAD_ENGINE": json.dumps(bad or {}), MARK: str(folder)}
+        environment = {**os.environ, **(env or {}), "BAD_ENGINE": json.dumps(bad or {}), MARK: str(folder)}
         environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-        command = [sys.executable, "-m", "tests.support.bad_engine", name, *arguments, "--json"]
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        words = [*arguments[:end], "--json", *arguments[end:]]
+        command = [sys.executable, "-m", "tests.support.bad_engine", name, *words]
         with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err)
 
