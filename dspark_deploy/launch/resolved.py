@@ -63,7 +63,7 @@ REASONS = [
     (
         "speculative.num_speculative_tokens_per_batch_size",
         "",
-        "vLLM drops the schedule beside adaptive verification",
+        "vLLM drops a schedule with data parallelism",
     ),
 ]
 
