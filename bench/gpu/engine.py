@@ -1,8 +1,6 @@
 """DSpark on a real GPU: the built-in tiny pair through `dspark-tune sweep`, and which k wins at which load.
 
     python -m bench.gpu.engine --out bench/results/gpu_engine.json
-    python -m bench.gpu.engine --out bench/results/gpu_engine_small_k.json --work runs/small-k -- \
-        --num-speculative-tokens none,1,2,3,4 --accuracy-problems 50 --draft-sample-method greedy
     python -m bench.gpu.engine --fill-caches --out filled.json -- \
         --set engine.args.gpu-memory-utilization=0.1 --set engine.args.kv-cache-memory-bytes=1073741824
 
@@ -59,14 +57,15 @@ def winners(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return by_load
 
 
-def read(work: Path, out: Path) -> dict[str, Any]:
+def read(work: Path, out: Path, arguments: list[str]) -> dict[str, Any]:
     """The document of a concluded sweep. A configuration that the machine's time did not reach is named."""
+    command = f"python -m bench.gpu.engine --out bench/results/{out.name}"
     result = json.loads((work / "result.json").read_text())
     measured = {cell["num_speculative_tokens"] for cell in result["cells"]}
     asked = result["settings"]["space"]["num_speculative_tokens"]
     return {
         "machine": result["machine"],
-        "command": f"python -m bench.gpu.engine --out bench/results/{out.name}",
+        "command": " -- ".join([command, " ".join(arguments)]) if arguments else command,
         "winners": winners(result["cells"]),
         "best": result["best"],
         "not_measured": [k for k in asked if (0 if k == "none" else k) not in measured],
@@ -128,7 +127,7 @@ def main() -> None:
     # 7 is a result too: accuracy could not be shown, as with few problems.
     if code not in (0, AccuracyConstraintFailed.exit_code):
         sys.exit(code)
-    document = read(options.work, options.out)
+    document = read(options.work, options.out, options.sweep)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     shutil.copy(options.work / "report.html", options.out.with_suffix(".html"))
