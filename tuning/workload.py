@@ -3,8 +3,8 @@
     tiny-arithmetic    the built-in checkpoint's own language, with answers
     random             the seed protocol: random tokens, 1024 in and out, load 1, 8 prompts, EOS ignored
     sharegpt           first turns of a ShareGPT JSON file
-    speed-bench        SPEED-Bench's folder of JSONL files
-    jsonl              your own: one {"prompt": "..."} a line
+    speed-bench        SPEED-Bench's folder of JSONL files; speed-bench-coding and the like: one category
+    jsonl              your own: one {"prompt": "..."} a line; in records it has the file's name
 
 A workload gives disjoint prompts for warming up, for each load level and for accuracy, where it has answers.
 Load levels and repeats take turns through a file, so that none finds another's prompts in the prefix cache.
@@ -174,8 +174,8 @@ def _json_lines(path: Path) -> list[Any]:
         raise InputError(f"{path}: can't be read as JSON lines: {error}") from error
 
 
-def _read(name: str, path: Path) -> list[str]:
-    """The prompts of a file in the form that `name` says. Raises InputError."""
+def _read(name: str, path: Path, category: str = "") -> list[str]:
+    """The prompts of a file in the form that `name` says, of SPEED-Bench one category. Raises InputError."""
     try:
         if name == "sharegpt":
             entries = parse_json(path.read_text(encoding="utf-8"))
@@ -183,7 +183,8 @@ def _read(name: str, path: Path) -> list[str]:
             found = [talk[0]["value"] for talk in talks if len(talk) >= 2]
         elif name == "speed-bench":
             file = path / "qualitative.jsonl" if path.is_dir() else path
-            found = [row["messages"][0]["content"] for row in _json_lines(file)]
+            rows = [row for row in _json_lines(file) if category in ("", row.get("category"))]
+            found = [row["messages"][0]["content"] for row in rows]
         else:
             found = [row["prompt"] for row in _json_lines(path)]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -203,10 +204,12 @@ def find_workload(name: str, path: Path | None = None) -> Workload:
         return TinyArithmetic()
     if name == "random":
         return RandomTokens()
-    if name in FROM_FILES:
+    form, category = ("speed-bench", name[12:]) if name.startswith("speed-bench-") else (name, "")
+    if form in FROM_FILES:
         if path is None:
             raise InputError(f"workload {name} reads its prompts from a file; name it with --data PATH")
-        return FromFile(path, name, _read(name, path))
+        # A JSONL file of one's own is a workload of its own, by the file's name.
+        return FromFile(path, path.stem if form == "jsonl" else name, _read(form, path, category))
     raise InputError(f"there is no workload {name!r}; known: {', '.join(WORKLOADS)}")
 
 
