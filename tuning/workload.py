@@ -4,6 +4,7 @@
     random             the seed protocol: random tokens, 1024 in and out, load 1, 8 prompts, EOS ignored
     sharegpt           first turns of a ShareGPT JSON file
     speed-bench        SPEED-Bench's folder of JSONL files; speed-bench-coding and the like: one category
+    gsm8k[/PROTOCOL]   GSM8K, with answers: `tuning.gsm8k.workload`
     jsonl              your own: one {"prompt": "..."} a line; in records it has the file's name
 
 A workload gives disjoint prompts for warming up, for each load level and for accuracy, where it has answers.
@@ -17,14 +18,18 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
 from dspark_deploy.tiny import language
+
+if TYPE_CHECKING:
+    from tuning.accuracy import AccuracyRun, Item
+    from tuning.endpoint import Endpoint
 
 WARM_UP_TOKENS = 64
 REPEAT_STRIDE = 1000
@@ -71,6 +76,14 @@ class Workload:
     def answer(self, text: str) -> str | None:
         """The answer that a completion gives, or None where it gives none."""
         return None
+
+    def asker(self, endpoint: Endpoint) -> Callable[[Question], Item] | None:
+        """How a question is asked, where the workload has a protocol; None for a plain greedy completion."""
+        return None
+
+    def void_reasons(self, run: AccuracyRun) -> list[str]:
+        """Why answers have no accuracy by the workload's own rules; empty where they have one."""
+        return []
 
     def fingerprint(self) -> str:
         """Hash of what the workload draws from."""
@@ -195,13 +208,19 @@ def _read(name: str, path: Path, category: str = "") -> list[str]:
 
 
 FROM_FILES = ("sharegpt", "speed-bench", "jsonl")
-WORKLOADS = (TinyArithmetic.name, "random", *FROM_FILES)
+GSM8K = "gsm8k"
+WITH_ANSWERS = (TinyArithmetic.name, GSM8K)
+WORKLOADS = (*WITH_ANSWERS, "random", *FROM_FILES)
 
 
 def find_workload(name: str, path: Path | None = None) -> Workload:
     """The workload of that name. Raises InputError."""
     if name == TinyArithmetic.name:
         return TinyArithmetic()
+    if name.partition("/")[0] == GSM8K:
+        from tuning.gsm8k.workload import gsm8k_workload  # it is made of what is defined here
+
+        return gsm8k_workload(name, None if path is None else str(path))
     if name == "random":
         return RandomTokens()
     form, category = ("speed-bench", name[12:]) if name.startswith("speed-bench-") else (name, "")
@@ -213,14 +232,14 @@ def find_workload(name: str, path: Path | None = None) -> Workload:
     raise InputError(f"there is no workload {name!r}; known: {', '.join(WORKLOADS)}")
 
 
-def sweep_workload(name: str) -> Workload:
+def sweep_workload(name: str, data: str | None = None) -> Workload:
     """The workload of a sweep: one with answers, on which k may be ranked. Raises InputError."""
-    if name not in (TinyArithmetic.name,):
+    if name.partition("/")[0] not in WITH_ANSWERS:
         why = (
             "random tokens make acceptance meaningless, so they never rank k"
             if name == "random"
             else "a sweep needs answers"
         )
-        known = f"known to a sweep: {TinyArithmetic.name}"
+        known = f"known to a sweep: {', '.join(WITH_ANSWERS)}"
         raise InputError(f"sweep.workload: there is no workload {name!r} for a sweep ({why}); {known}")
-    return find_workload(name)
+    return find_workload(name, None if data is None else Path(data))

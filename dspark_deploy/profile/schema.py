@@ -280,6 +280,7 @@ class SweepSettings(Section):
     trials: int | None = Field(None, ge=1)
     search: Literal["all", "predicted"] = "all"
     workload: str = "tiny-arithmetic"
+    data: str | None = None
     loads: list[Positive] = Field([1, 8], min_length=1)
     prompts_per_load: int = Field(32, ge=1)
     output_tokens: int = Field(96, ge=2)
