@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from optuna.trial import Trial
@@ -24,18 +23,16 @@ from dspark_deploy.errors import DSparkError, EngineError, FileError, Interrupte
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
-from tuning.acceptance import NO_DRAFTS
 from tuning.accuracy import AccuracyRun, AccuracyVoidError
 from tuning.identity import identity
-from tuning.judging.prediction import synthetic_flags
-from tuning.measurement import Measurement, Plan, measure
+from tuning.measurement import Measurement, measure
 from tuning.measurer import Measurer
 from tuning.memory import Lowered, lowered
 from tuning.opening import Options, open_sweep
+from tuning.plans import asked_of
 from tuning.progress import Board, SweepProgress, one_line
+from tuning.reference import TORCH, find_reference
 from tuning.screening import (
-    PROBE_REQUESTS,
-    SYNTHETIC_RUN,
     Screen,
     first_family,
     first_stage,
@@ -44,7 +41,7 @@ from tuning.screening import (
     second_stage,
 )
 from tuning.selection import LATENCY, SLO, THROUGHPUT, Candidate, Finals, candidates, finalists
-from tuning.space import BOOT, PROBE, REFERENCE, Configuration, Space, cut, examine
+from tuning.space import BOOT, REFERENCE, Configuration, Space, cut, examine
 from tuning.statistics import compare_paired
 from tuning.storage import StorageLost, naming_a_lost_storage
 from tuning.study import Study
@@ -73,6 +70,8 @@ class Campaign:
         self._options, self._measurer = options, measurer
         self._workload = sweep_workload(self.settings.workload, self.settings.data)
         self.space = cut(self.settings.space, loaded, facts)
+        self.reference = find_reference(loaded, facts)
+        self.torch: Outcome | None = None
         self._identity = identity(loaded, facts, self._workload.fingerprint())
         self.opened = open_sweep(
             folder,
@@ -116,7 +115,10 @@ class Campaign:
     def _run(self) -> None:
         for line in self.opened.lines(self.folder):
             self.console.print(line, markup=False)
+        self.console.print(f"answers are compared with: {self.reference.why}", markup=False)
         self.study.record_infeasible()
+        if self.reference.is_torch:
+            self._measure_torch()
         if self.settings.search == "predicted":
             self._run_predicted()
         else:
@@ -124,6 +126,18 @@ class Campaign:
         self._derive_schedule()
         if self.settings.boots:
             self.finals = self._run_finals()
+
+    def _measure_torch(self) -> None:
+        """The answers of torch's mHC, beside the search. Raises MeasurementError without them."""
+        study = self._beside("reference", [TORCH])
+        self._share(study, "torch reference")
+        self.torch = study.outcome(TORCH)
+        if self.torch is None or self.torch.answers is None:
+            reason = self.torch.reason if self.torch else "it was not measured"
+            raise MeasurementError(
+                f"the torch reference has no answers: {reason}. Mend it and use --retry-failed, "
+                f"or set sweep.torch_reference to false, which compares with the profile's own kernels"
+            )
 
     def _run_predicted(self) -> None:
         """Reference and largest k, predictions, then what they leave worth measuring."""
@@ -208,7 +222,14 @@ class Campaign:
         name = f"{self.opened.name}-{what}"
         own = open_study(self.opened.storage, name, self._identity, "grid")
         space = Space(list(cells), self.space.choices)
-        return Study(own, space, self.study.worker, alone=self.study.alone, pulse=self.study.pulse)
+        return Study(
+            own,
+            space,
+            self.study.worker,
+            retry_failed=self._options.retry_failed,
+            alone=self.study.alone,
+            pulse=self.study.pulse,
+        )
 
     def _share(self, study: Study, phase: str, base: Measurement | None = None) -> None:
         """Measure a study's configurations until all have ended, here or at another worker."""
@@ -258,7 +279,8 @@ class Campaign:
                 study.fail(trial, str(error), lowered=change.as_json() if change else None)
                 progress.end(f"failed: {error}")
                 # There is nothing to compare with; or it is no configuration's fault.
-                if configuration == REFERENCE or not isinstance(error, EngineError | MeasurementError):
+                alone = configuration in (REFERENCE, TORCH)
+                if alone or not isinstance(error, EngineError | MeasurementError):
                     raise
                 return
             kept = self._keep(
@@ -303,11 +325,11 @@ class Campaign:
             folder.mkdir(parents=True)
         except OSError as error:
             raise FileError(f"{folder}: cannot be made anew: {error.strerror}") from error
-        plan, extra = self._plan(configuration, loaded, base)
+        plan, extra = asked_of(configuration, loaded, self.facts, self.goal_load, base)
         measurement, answers, ready = self._measurer(
             loaded, self.facts, plan, self._workload, folder, progress.say, extra
         )
-        if configuration == REFERENCE and not any(answers.correct):
+        if configuration == self.reference.configuration and not any(answers.correct):
             raise AccuracyVoidError(
                 "without speculation no question was answered rightly, so accuracy would constrain nothing"
             )
@@ -315,23 +337,6 @@ class Campaign:
             answers.write(folder / "accuracy.jsonl")
         write_atomically(folder / "ready.json", json.dumps(ready.as_json(), indent=1) + "\n")
         return measurement, answers
-
-    def _plan(
-        self, configuration: Configuration, loaded: LoadedProfile, base: Measurement | None
-    ) -> tuple[Plan, list[str]]:
-        """What is asked of the engine, and flags of vLLM's: a boot again and a probe have no questions."""
-        plan, others = Plan.of_sweep(self.settings), dict(configuration.others)
-        if BOOT in others:
-            return replace(plan, accuracy_problems=0, repeat=int(others[BOOT])), []
-        if PROBE in others:
-            requests = min(plan.requests, PROBE_REQUESTS)
-            plan = replace(plan, accuracy_problems=0, requests=requests, loads=[self.goal_load])
-        speculative = loaded.profile.speculative
-        if others.get(PROBE) == SYNTHETIC_RUN and speculative is not None and base is not None:
-            counted = sum((load.acceptance for load in base.loads), NO_DRAFTS)
-            k = configuration.num_speculative_tokens
-            return plan, synthetic_flags(speculative, self.facts, counted, k)
-        return plan, []
 
     def _cell(self, configuration: Configuration) -> Path:
         return self.folder / "cells" / configuration.label
@@ -353,8 +358,10 @@ class Campaign:
         self, configuration: Configuration, answers: AccuracyRun, progress: SweepProgress
     ) -> float:
         """The accuracy constraint of a configuration, once the reference's answers are there."""
-        if configuration == REFERENCE or not answers.items:
+        if configuration == self.reference.configuration or not answers.items:
             return -self.settings.accuracy_margin
+        if self.torch is not None and self.torch.answers is not None:
+            return self._violation(configuration, answers, self.torch.answers)
         patience = Patience()
         while True:
             reference = self.study.outcome(REFERENCE)
@@ -372,13 +379,13 @@ class Campaign:
 
     def _violation(self, configuration: Configuration, answers: AccuracyRun, reference: AccuracyRun) -> float:
         """By how much the possible loss exceeds the margin: feasible at 0 or below."""
-        if configuration == REFERENCE:
+        if configuration == self.reference.configuration:
             return -self.settings.accuracy_margin
         comparison = compare_paired(reference.correct, answers.correct)
         return -comparison.interval.low - self.settings.accuracy_margin
 
     def candidates(self, outcomes: Mapping[Configuration, Outcome]) -> list[Candidate]:
-        """The complete configurations, compared with no speculation. Raises MeasurementError without it."""
+        """The complete configurations, compared with the reference. Raises MeasurementError without it."""
         reference = outcomes.get(REFERENCE)
         if reference is None or reference.measurement is None:
             reason = reference.reason if reference else "it was not measured"
@@ -387,4 +394,5 @@ class Campaign:
                 f"Mend it and use --retry-failed"
             )
         answers = {cell: outcome.answers for cell, outcome in outcomes.items() if outcome.answers}
-        return candidates(outcomes, answers, self.settings.accuracy_margin)
+        torch = self.torch.answers if self.torch else None
+        return candidates(outcomes, answers, self.settings.accuracy_margin, torch)

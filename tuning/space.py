@@ -27,9 +27,9 @@ from dspark_deploy.profile.schema import Schedule, SpaceSettings
 Choice = str | int
 K = "num_speculative_tokens"
 VERIFICATION = "verification"
-# Marks of measurements beside the search: one boot of a finalist, one run that only predicts.
-BOOT, PROBE = "boot", "probe"
-MARKS = (BOOT, PROBE)
+# Marks of what is measured beside the search: a boot of a finalist, a run that predicts, one for answers.
+BOOT, PROBE, ANSWERS = "boot", "probe", "answers"
+MARKS = (BOOT, PROBE, ANSWERS)
 SCHEDULE = "schedule"  # a derived one, as long as nobody knows its rows
 RENDERED, ALL = "rendered", "all"
 MOST_POINTS = 10_000
@@ -90,7 +90,7 @@ class Configuration:
 
     @property
     def unmarked(self) -> Configuration:
-        """The configuration itself, of which this is one boot, or one run that predicts."""
+        """The configuration itself, of which this is one boot, one run that predicts, or one for answers."""
         kept = tuple((name, value) for name, value in self.others if name not in MARKS)
         return Configuration(self.num_speculative_tokens, self.draft_sample_method, kept)
 

@@ -273,6 +273,7 @@ class SweepSettings(Section):
 
     `sampler: auto` is the whole grid up to 64 points, and TPE beyond. `search: predicted` orders and prunes
     by predicted TPOT. The best `finalists` of each goal and no speculation are booted `boots` times more.
+    With `torch_reference`, answers are compared with those of torch's mHC where the provider can be chosen.
     """
 
     space: SpaceSettings = SpaceSettings()
@@ -287,6 +288,7 @@ class SweepSettings(Section):
     temperature: float = Field(0.0, ge=0, le=10, allow_inf_nan=False)
     accuracy_problems: int = Field(100, ge=1)
     accuracy_margin: float = Field(0.05, gt=0, lt=1)
+    torch_reference: bool = True
     finalists: int = Field(2, ge=1)
     boots: int = Field(3, ge=0)
     slo: Slo | None = None

