@@ -1,6 +1,6 @@
 """AMD warm-up, SIMULATED: patch states and key counts by vLLM version; lowering, serial and parallel.
 
-    python -m bench.amd_warmup --out bench/results/amd_warmup.json
+    python -m bench.amd_warmup --out bench/results/amd_warmup.json --full 0.33.0
 
 No part of this runs on an AMD GPU. Workers are those of `tests/warmup`: vLLM's ROCm code on a CPU, with
 real model classes, dispatch and TileLang. The seconds are TileLang's real elaboration and lowering to HIP
@@ -28,8 +28,8 @@ PROVIDERS = (("gfx950", False), ("gfx950", True), ("gfx942", True))
 COUNTS = [1, 20, 40, 200, 1100]
 
 
-def rows(versions: list[str], hidden: list[int]) -> list[dict[str, Any]]:
-    """One row per version, family, architecture, providers and hidden size."""
+def rows(versions: list[str], hidden: list[int], full: list[str]) -> list[dict[str, Any]]:
+    """One row per version, family, architecture, providers and hidden size; `full` at every token count."""
     found = []
     for version in versions:
         for arch, aiter in PROVIDERS:
@@ -39,7 +39,7 @@ def rows(versions: list[str], hidden: list[int]) -> list[dict[str, Any]]:
                 case="closure",
                 aiter=aiter,
                 hidden=hidden,
-                every_up_to=64,
+                every_up_to=8192 if version in full else 64,
                 runner=not aiter,
             )
             for name, each in seen["families"].items():
@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--versions", nargs="+", default=[*REST, *DEFAULT])
     parser.add_argument("--hidden", nargs="+", type=int, default=[4096, 5120, 7168])
+    parser.add_argument("--full", nargs="*", default=[], help="versions swept at every token count to 8192")
     parser.add_argument("--lowering", nargs="*", default=["deepseek_v4", "deepseek_v41"])
     arguments = parser.parse_args()
     threads = os.cpu_count() or 1
@@ -99,7 +100,7 @@ def main() -> None:
         "load_average_at_start": round(os.getloadavg()[0], 1),
         "date": time.strftime("%Y-%m-%d"),
         "tilelang": "0.1.12",
-        "rows": rows(arguments.versions, arguments.hidden),
+        "rows": rows(arguments.versions, arguments.hidden, arguments.full),
     }
     arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     document["load_average_at_lowering"] = round(os.getloadavg()[0], 1)
