@@ -101,6 +101,19 @@ class _Journal(JournalFileBackend):
             raise optuna.exceptions.StorageInternalError(f"the journal is damaged: {error}") from error
 
 
+class _JournalReplay(JournalStorage):
+    """optuna's journal storage, whose replay of lines that are JSON and no journal is told as damage.
+
+    Of a line that lacks what its operation needs, optuna raises whatever comes of it.
+    """
+
+    def _sync_with_backend(self) -> None:
+        try:
+            super()._sync_with_backend()
+        except (LookupError, TypeError, AttributeError, ValueError, AssertionError) as error:
+            raise optuna.exceptions.StorageInternalError(f"the journal is damaged: {error!r}") from error
+
+
 def open_storage(url: str) -> BaseStorage:
     """The storage at `url`. Raises InputError, with the URL redacted."""
     if url.startswith("postgresql"):
@@ -132,7 +145,7 @@ def _open(url: str) -> BaseStorage:
         path = Path(url.removeprefix("journal://"))
         path.parent.mkdir(parents=True, exist_ok=True)
         # The lock of exclusively created files holds on NFS 3 as well, unlike symbolic links on some disks.
-        return JournalStorage(_Journal(str(path), _TrimmingLock(path)))
+        return _JournalReplay(_Journal(str(path), _TrimmingLock(path)))
     if url.startswith("sqlite:///") and url != "sqlite:///" and not url.endswith(":memory:"):
         path = Path(url.removeprefix("sqlite:///"))
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -223,7 +223,7 @@ class SpaceSettings(Section):
     rejection_sample_method: list[Literal["standard", "block"]] = Field(default_factory=list)
     dspark_draft_topk: list[Positive | Literal["all"]] = Field(default_factory=list)
     capture_sizes: list[Literal["rendered"] | Positive | list[Positive]] = Field(default_factory=list)
-    max_num_seqs: list[Positive] = Field(default_factory=list)
+    max_num_seqs: list[Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]] = Field(default_factory=list)
     max_num_batched_tokens: list[Positive] = Field(default_factory=list)
     mhc_provider: list[Literal["auto", "aiter", "tilelang", "torch"]] = Field(default_factory=list)
 
