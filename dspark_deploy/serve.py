@@ -7,6 +7,8 @@
     dspark-serve --profile cpu-tiny.yaml                  serve until a signal comes
     dspark-serve --profile mi355x.yaml --prewarm          fill the kernel caches on disk, then stop
     dspark-serve --profile cpu-tiny.yaml -- --max-num-seqs 4     flags after -- go to vLLM as they are
+    dspark-serve --profile mi355x.yaml --emit kubernetes --image IMAGE    the launch as a file
+    dspark-serve --profile pair.yaml --node-rank 1 --head-address 10.0.0.1    one node of several
 
 Exit codes: 0 good; 2 bad input; 3 preflight refused; 4 numerics gate refused; 5 the engine did not start; 6
 it died; 130 stopped by a signal (everything it started is gone by then).
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,13 +30,15 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_deploy.console import engine_log, people, print_json, run_app, show_findings
+from dspark_deploy.emit import Format, render
 from dspark_deploy.errors import InputError, PreflightRefused
 from dspark_deploy.launch import command as rendering
-from dspark_deploy.launch import numerics
+from dspark_deploy.launch import numerics, resolved
 from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.kernels import kernel_lines
+from dspark_deploy.launch.nodes import node_flags
 from dspark_deploy.launch.prewarm import run_prewarm
-from dspark_deploy.launch.rundir import new_run_directory
+from dspark_deploy.launch.rundir import new_run_directory, write_atomically
 from dspark_deploy.plugin.registry import State
 from dspark_deploy.preflight import Facts, Severity, check, probe
 from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
@@ -57,22 +62,32 @@ def serve(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing")] = False,
     prewarm: Annotated[bool, typer.Option("--prewarm", help="Fill kernel caches on disk, then stop")] = False,
     selftest: Annotated[bool, typer.Option("--selftest", help="Only the numerics gate, then stop")] = False,
+    emit: Annotated[Format | None, typer.Option(help="Write the checked launch as a file for this")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="--emit: container image with dspark-deploy in it")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="--emit: the file to write; else stdout")] = None,
+    node_rank: Annotated[int | None, typer.Option(help="Which node of engine.args.nnodes this is")] = None,
+    head_address: Annotated[str | None, typer.Option(help="Where the other nodes reach node 0")] = None,
     run_dir: Annotated[Path, typer.Option(help="Where run directories are made")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", help="Engine's log only into the run directory")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Last stdout line is one JSON document")] = False,
 ) -> None:
     """Serve a profile with vLLM, once the preflight finds nothing against it."""
     modes = {"--check": check_only, "--dry-run": dry_run, "--facts-only": facts_only}
-    modes |= {"--prewarm": prewarm, "--selftest": selftest}
+    modes |= {"--prewarm": prewarm, "--selftest": selftest, "--emit": emit is not None}
     asked = [name for name, is_asked in modes.items() if is_asked]
     if len(asked) > 1:
         raise InputError(f"{' and '.join(asked)} exclude one another; each checks the profile first")
     overrides = {} if model is None else {"model.path": model}
     # The gate speaks in every worker; the verdict is this command's.
     loaded = load_profile(profile, sets or [], overrides | ({"mhc.gate": "warn"} if selftest else {}))
-    console = people(as_json)
-    if facts is not None and not (check_only or dry_run or facts_only):
-        raise InputError("--facts describes another machine; use it with --check or --dry-run")
+    if emit is None and (image is not None or out is not None):
+        raise InputError("--image and --out belong to --emit; engine.image is for the preflight")
+    # Where the rendered file goes to stdout, nothing else may.
+    console = people(as_json or (emit is not None and out is None))
+    if facts is not None and not (check_only or dry_run or facts_only or emit):
+        raise InputError("--facts describes another machine; use it with --check, --dry-run or --emit")
     known = Facts.from_file(facts) if facts else probe(loaded.profile)
     if facts_only:
         print_json(known.as_json())
@@ -80,6 +95,13 @@ def serve(
     extra = list(context.args)
     rendering.refuse_secret_flags(extra)
     checked(console, loaded, known, extra, check_only, as_json)
+    if emit is not None:
+        if node_rank is not None:
+            raise InputError("--emit writes every node; leave --node-rank out")
+        _emit(console, emit, loaded, image, head_address, extra, out, as_json)
+        return
+    if node_rank is not None or head_address is not None or not dry_run:
+        extra = [*node_flags(loaded, node_rank, head_address, extra), *extra]
     if dry_run:
         _dry_run(console, loaded, known, extra, as_json)
         return
@@ -142,6 +164,27 @@ def _dry_run(console: Console, loaded: LoadedProfile, facts: Facts, extra: list[
     console.print(shlex.join(command), markup=False)
     if as_json:
         print_json({"command": command, "environment": added})
+
+
+def _emit(
+    console: Console,
+    form: Format,
+    loaded: LoadedProfile,
+    image: str | None,
+    head: str | None,
+    extra: list[str],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    rendered = render(form, loaded, image, head, extra)
+    if out is not None:
+        write_atomically(out, rendered.text)
+        console.print(f"{out}: {form}, with its secrets by name: {', '.join(rendered.secrets)}", markup=False)
+    if as_json:
+        place = {"file": str(out)} if out is not None else {"text": rendered.text}
+        print_json({"status": "rendered", "format": form, "secrets": rendered.secrets, **place})
+    elif out is None:
+        sys.stdout.write(rendered.text)
 
 
 def _serve(
@@ -209,11 +252,12 @@ def show_ready(console: Console, report: ReadyReport, loaded: LoadedProfile) -> 
     gated = numerics.sections(report.processes)
     if gated:
         numerics.show(console, gated)
-    console.print(
-        f"ready after {report.seconds:.1f} s: {report.url}/v1, "
-        f"model {rendering.served_name(loaded.profile)!r}",
-        markup=False,
-    )
+    resolved.show(console, report.differences)
+    if not resolved.sections(report.processes):
+        console.print("what vLLM made of its flags was not reported; engine.log has vLLM's own lines")
+    model = rendering.served_name(loaded.profile)
+    told = f"{report.url}/v1, model {model!r}" if report.url else f"workers of {model!r}; node 0 answers"
+    console.print(f"ready after {report.seconds:.1f} s: {told}", markup=False)
 
 
 def patch_rows(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ goes on where it was stopped, so the benchmark can be run again within the same 
 short, `-- --boots 0` leaves out the finalists' further boots. The report is copied beside the document.
 
 The machine is named in the document; a number holds for that GPU alone, and a model this small says nothing
-about a large one. Not covered: DeepSeek-V4's geometry, adaptive verification, more than one GPU.
+about a large one. Not covered: DeepSeek-V4's geometry (`bench.gpu.v4`), adaptive verification, several GPUs.
 """
 
 from __future__ import annotations

@@ -70,6 +70,12 @@ def capture_sizes(profile: Profile) -> list[int]:
     return list(range(width, sequences * width + 1, width))
 
 
+def engine_url(host: str, port: int) -> str:
+    """Where the machine that an engine runs on reaches it."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
 def served_name(profile: Profile) -> str:
     """The model's name in requests."""
     return profile.model.served_name or profile.name

@@ -4,8 +4,8 @@
         report = engine.wait_ready(on_line=print)
         ...
 
-Readiness is `/health`. An engine that exits before that, or is not ready in time, raises EngineStartError
-with the lines of its log that say why.
+Readiness is `/health`; on a node without an API server, that its workers have loaded. An engine that exits
+before that, or is not ready in time, raises EngineStartError with the lines of its log that say why.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,8 +26,9 @@ import yaml
 
 from dspark_deploy.errors import EngineDiedError, EngineStartError, FileError
 from dspark_deploy.launch import command as rendering
-from dspark_deploy.launch import numerics
+from dspark_deploy.launch import numerics, resolved
 from dspark_deploy.launch.log import LogFollower, meaningful_lines
+from dspark_deploy.launch.nodes import is_headless
 from dspark_deploy.launch.rundir import RunDirectory, write_atomically
 from dspark_deploy.launch.supervised import Supervised
 from dspark_deploy.plugin.settings import Settings
@@ -40,26 +41,45 @@ POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport:
-    """What was seen when the engine became ready. `processes` are the plugin's reports, oldest first."""
+    """What was seen when the engine became ready. `processes` are the plugin's reports, oldest first.
+
+    `url` is empty on a node without an API server. `differences` is where vLLM runs something else than was
+    asked for.
+    """
 
     url: str
     seconds: float
     processes: list[dict[str, Any]]
+    differences: list[resolved.Difference] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""
-        return {"url": self.url, "seconds": round(self.seconds, 2), "processes": self.processes}
+        return {
+            "url": self.url,
+            "seconds": round(self.seconds, 2),
+            "differences": [each.as_json() for each in self.differences],
+            "processes": self.processes,
+        }
 
 
 class Engine:
     """A running engine. Leaving the `with` block stops it and everything it started."""
 
-    def __init__(self, process: Supervised, loaded: LoadedProfile, run: RunDirectory, port: int) -> None:
+    def __init__(
+        self,
+        process: Supervised,
+        loaded: LoadedProfile,
+        run: RunDirectory,
+        port: int,
+        facts: Facts,
+        extra: Sequence[str] = (),
+    ) -> None:
         self.loaded = loaded
         self.run = run
-        host = loaded.profile.engine.host
-        reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
-        self.url = f"http://{reachable}:{port}"
+        self._facts = facts
+        self._extra = list(extra)
+        self._headless = is_headless(loaded.profile, extra)
+        self.url = rendering.engine_url(loaded.profile.engine.host, port)
         self._process = process
         self._port = port
         self._stranger = False
@@ -104,20 +124,35 @@ class Engine:
             private=True,
         )
         process = Supervised(command, env, run.log, grace_s=profile.engine.stop_timeout_s)
-        return cls(process, loaded, run, port)
+        return cls(process, loaded, run, port, facts, extra)
 
     def wait_ready(self, on_line: Callable[[str], None] | None = None) -> ReadyReport:
-        """Wait for `/health`. `on_line` gets the log's lines. Raises EngineStartError and NumericsRefused."""
+        """Wait for `/health`, or without an API server for the workers. `on_line` gets the log's lines.
+
+        Raises EngineStartError, for another engine than was asked for as well, and NumericsRefused.
+        """
         with httpx.Client(timeout=2) as client:
             while True:
                 self.follow(on_line)
                 code = self._process.poll()
                 seconds = time.monotonic() - self._started
                 self._check_start(code, seconds)
-                if self._healthy(client):
+                if self._joined() if self._headless else self._healthy(client):
                     self.follow(on_line)
-                    return ReadyReport(self.url, seconds, process_reports(self.run.processes))
+                    return self._ready(seconds)
                 time.sleep(POLL_S)
+
+    def _ready(self, seconds: float) -> ReadyReport:
+        reports = process_reports(self.run.processes)
+        found = resolved.differences(self.loaded, self._facts, self._extra, reports)
+        refused = resolved.refusal(found)
+        if refused is not None:
+            raise refused
+        return ReadyReport("" if self._headless else self.url, seconds, reports, found)
+
+    def _joined(self) -> bool:
+        """Whether every worker of this node has its model and its KV cache; the head starts them together."""
+        return resolved.complete(resolved.sections(process_reports(self.run.processes)))
 
     def wait_numerics(self, on_line: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
         """Wait until every worker's gate has spoken, and return what it said; the engine isn't ready then.

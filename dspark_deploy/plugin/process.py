@@ -79,21 +79,24 @@ def _platform_patches(settings: Settings) -> list[Patch]:
 
 
 def _general_patches(settings: Settings) -> list[Patch]:
-    from dspark_deploy.plugin import gate
+    from dspark_deploy.plugin import gate, resolved
 
     write = functools.partial(write_report, settings.report_dir)
-    checked = gate.hook(settings.mhc_gate, apply_late, add_section, write)
+    everywhere = [
+        gate.hook(settings.mhc_gate, apply_late, add_section, write),
+        resolved.hook(apply_late, add_section, write),
+    ]
     if settings.platform == "rocm":
         from dspark_deploy.plugin.amd import modules
 
-        return [checked, modules.hook(settings, apply_late, add_section, write)]
+        return [*everywhere, modules.hook(settings, apply_late, add_section, write)]
     if settings.platform != "cpu":
-        return [checked]
+        return everywhere
     from dspark_deploy.plugin.cpu_engine import triton_interpreter, worker
     from dspark_deploy.plugin.cpu_engine.deepseek_v4 import patches as deepseek_v4
 
     return [
-        checked,
+        *everywhere,
         *triton_interpreter.checks(),
         worker.hook(settings.cpu_twins, apply_late),
         deepseek_v4.hook(settings.mhc_provider, apply_late),

@@ -28,7 +28,7 @@ from dspark_deploy.preflight.aiter import Aiter, read_aiter
 from dspark_deploy.preflight.caches import Cache, probe_caches
 from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
 from dspark_deploy.preflight.gpus import probe_gpus
-from dspark_deploy.preflight.vllm_build import features, vllm_folder
+from dspark_deploy.preflight.vllm_build import features, flags, variables, vllm_folder
 from dspark_deploy.profile import Profile
 
 DISTRIBUTIONS = (
@@ -60,7 +60,8 @@ class Facts:
     `versions` holds installed distributions only. `gpus` lists architecture names, one per GPU (`gfx950`,
     `sm90`; `nvidia` where only the driver is known), `gpu_names` the products where a driver tells them, and
     `gpu_platform` is `rocm`, `cuda` or empty. `torchvision_error` is the last line of its failed import.
-    `features` says what the installed vLLM's sources have; it is empty where they can't be read.
+    `features` says what the installed vLLM's sources have, `vllm_flags` which flags (without dashes) and
+    `vllm_variables` which VLLM_* variables; they are empty where the sources can't be read.
     `wavefront` is the lanes of an AMD GPU's wavefront, `rocm` the release, `gpu_memory_gib` one number per
     GPU. `caches` are the folders that compilers write to. `api_key_set`: VLLM_API_KEY is set to something.
     `port_free` is None where it was not probed; `host_error` says why the host can't be listened on.
@@ -77,6 +78,8 @@ class Facts:
     wavefront: int | None = None
     rocm: str = ""
     features: dict[str, bool] = field(default_factory=dict)
+    vllm_flags: list[str] = field(default_factory=list)
+    vllm_variables: list[str] = field(default_factory=list)
     caches: list[Cache] = field(default_factory=list)
     api_key_set: bool = False
     torchvision_error: str = ""
@@ -156,6 +159,7 @@ def probe(profile: Profile) -> Facts:
     port_free, host_error = _bind(profile.engine.host, profile.engine.port)
     speculative = profile.speculative
     draft = speculative.draft if speculative else None
+    vllm = vllm_folder()
     return Facts(
         python=sys.version.split()[0],
         versions=versions,
@@ -165,7 +169,9 @@ def probe(profile: Profile) -> Facts:
         gpu_memory_gib=gpus.memory_gib,
         wavefront=gpus.wavefront,
         rocm=gpus.rocm,
-        features=features(vllm_folder()),
+        features=features(vllm),
+        vllm_flags=flags(vllm),
+        vllm_variables=variables(vllm),
         caches=probe_caches({**os.environ, **profile.engine.env}),
         api_key_set=bool(os.environ.get(API_KEY)),
         torchvision_error=_torchvision_error(versions),

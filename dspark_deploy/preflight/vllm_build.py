@@ -28,6 +28,12 @@ PROBES: dict[str, tuple[str, str]] = {
     "per_request_acceptance": ("engine/arg_utils.py", r"--per-request-spec-decode-metrics"),
 }
 
+# Where flags of `vllm serve` are declared: as text, and as fields of the classes that hold arguments.
+FLAG_FILES = ("engine/arg_utils.py", "entrypoints/cli/serve.py", "utils/argparse_utils.py")
+FLAG = re.compile(r"""["']--([a-z][a-z0-9-]+)["']""")
+FIELD = re.compile(r"^    ([a-z][a-z0-9_]+): ", re.MULTILINE)
+VARIABLE = re.compile(r"""["'](VLLM_[A-Z0-9_]+)["']""")
+
 
 def vllm_folder() -> Path | None:
     """The installed `vllm/`, found without importing it."""
@@ -46,3 +52,25 @@ def features(folder: Path | None) -> dict[str, bool]:
         text = path.read_text(errors="replace") if path.is_file() else ""
         found[name] = re.search(pattern, text, re.MULTILINE) is not None
     return found
+
+
+def flags(folder: Path | None) -> list[str]:
+    """Names that `vllm serve` takes as flags, without dashes; empty where there are no sources to read.
+
+    A name too many does no harm. The file of the server's own flags has moved between releases.
+    """
+    if folder is None:
+        return []
+    paths = [folder / file for file in FLAG_FILES] + sorted((folder / "entrypoints").glob("**/cli_args.py"))
+    texts = [path.read_text(errors="replace") for path in paths if path.is_file()]
+    found = {name for text in texts for name in FLAG.findall(text)}
+    fields = {name.replace("_", "-") for text in texts for name in FIELD.findall(text)}
+    return sorted(found | fields) if found else []
+
+
+def variables(folder: Path | None) -> list[str]:
+    """Names of VLLM_* variables that vLLM knows; empty where there are no sources to read."""
+    path = folder / "envs.py" if folder is not None else None
+    if path is None or not path.is_file():
+        return []
+    return sorted(set(VARIABLE.findall(path.read_text(errors="replace"))))

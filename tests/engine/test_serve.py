@@ -135,6 +135,32 @@ def test_probabilistic_drafts_block_rejection_and_sigkill_of_the_command(tmp_pat
         assert all_gone(family), "the guardian ends the engine of a command that was killed"
 
 
+def test_what_vllm_changed_is_reported(tmp_path: Path) -> None:
+    """vLLM's CPU platform schedules without overlap and captures nothing, whatever was asked."""
+    changed = (
+        "--set",
+        "engine.args.async-scheduling=true",
+        "--set",
+        "engine.args.cudagraph-capture-sizes=[6]",
+    )
+    kept = (
+        "--set",
+        "engine.args.max-num-batched-tokens=512",
+        "--set",
+        "engine.args.enable-prefix-caching=false",
+    )
+    with served(tmp_path, *changed, *kept, "--set", "mhc.gate='off'") as server:
+        found = {each["setting"]: each for each in server.ready["differences"]}
+        assert found.keys() == {"async-scheduling", "cudagraph-capture-sizes"}
+        assert (found["async-scheduling"]["asked"], found["async-scheduling"]["chosen"]) == (True, False)
+        assert all(each["severity"] == "warning" and each["why"] for each in found.values())
+        worker = server.ready["processes"][-1]["resolved"]
+        assert worker["flags"]["max-num-batched-tokens"] == 512
+        assert worker["flags"]["enable-prefix-caching"] is False
+        assert worker["speculative"]["method"] == "dspark"
+        assert "asked" in server.stderr.read_text(), "the table is there for people"
+
+
 def run_serve(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dspark_deploy.serve", "--profile", "cpu-tiny.yaml", "--json", "--quiet"]
     return subprocess.run(

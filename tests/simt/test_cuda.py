@@ -73,4 +73,7 @@ def test_kernels_and_their_source_are_upstreams(tmp_path: Path) -> None:
     assert all(origin.startswith("tilelang.") for origin in inside["origins"].values()), inside["origins"]
     assert "__global__" in inside["text"] and inside["text"] == without["text"]
     (report,) = (tmp_path / "processes").glob("*.json")
-    assert [patch["name"] for patch in json.loads(report.read_text())["patches"]] == ["numerics-watch"]
+    assert [patch["name"] for patch in json.loads(report.read_text())["patches"]] == [
+        "numerics-watch",
+        "resolved-watch",
+    ]

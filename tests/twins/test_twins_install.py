@@ -182,7 +182,7 @@ def test_without_twins_every_kernel_stays(monkeypatch, tmp_path):
     process.run_phase("general")
     platform.register_triton_kernel_overrides()
     # DeepSeek-V4's come with their modules, some of which other tests of this process have loaded.
-    others = ("numerics-watch", "mhc-provider", "cpu-deepseek-v4", "cpu-v4-")
+    others = ("numerics-watch", "resolved-watch", "mhc-provider", "cpu-deepseek-v4", "cpu-v4-")
     assert [record.name for record in registry.records if not record.name.startswith(others)] == [
         "vllm-triton-enabled",
         "worker-phase",

@@ -126,7 +126,30 @@ def shaped(**config: Any) -> Checkpoint:
 
 OTHER = Checkpoint("/models/draft", "/models/draft", "", {"block_size": 5})
 
+NAMED = {"vllm_flags": ["max-num-active-seqs", "max-num-seqs", "seed", "tensor-parallel-size"]}
+VARIABLES_NAMED = {"vllm_variables": ["VLLM_CACHE_ROOT", "VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE"]}
+SCHEDULE = "speculative.verification={kind: schedule, per_batch_size: [[1, 8, 5], [9, 64, 3]]}"
 EXAMPLES: dict[str, Example] = {
+    "FLAG_UNKNOWN": Example("mi355x", change(ARGS + "max-num-sesq=8", **NAMED), change(**NAMED)),
+    "FLAG_ABBREVIATED": Example("mi355x", change(ARGS + "max-num-s=8", **NAMED), change(**NAMED)),
+    "FLAG_MISSPELT": Example(
+        "mi355x", change(ARGS + "max-num-sesq=8"), change(ARGS + "max-num-active-seqs=8")
+    ),
+    "ENV_UNKNOWN": Example(
+        "mi355x",
+        change("engine.env.VLLM_ROCM_USE_ATIER_MOE='1'", **VARIABLES_NAMED),
+        change(AITER_ON, **VARIABLES_NAMED),
+    ),
+    "SCHEDULE_WITH_DP": Example(
+        "mi355x",
+        change(SCHEDULE, ARGS + "data-parallel-size=2"),
+        change(ADAPTIVE, ARGS + "data-parallel-size=2"),
+    ),
+    "DSPARK_NEEDS_V2_RUNNER": Example(
+        "mi355x",
+        change("engine.env.VLLM_USE_V2_MODEL_RUNNER='0'"),
+        change("engine.env.VLLM_USE_V2_MODEL_RUNNER='1'"),
+    ),
     "VLLM_MISSING": Example("cpu", change(versions={}), change()),
     "VLLM_BUILD": Example("cpu", change(versions={"vllm": "0.32.0", "triton": "3"}), change()),
     "VLLM_VERSION": Example(
@@ -312,6 +335,11 @@ EXAMPLES: dict[str, Example] = {
         "mi355x",
         change(ARGS + "tensor-parallel-size=1", model=replace(FLASH, weight_bytes=300 << 30)),
         change(model=replace(FLASH, weight_bytes=300 << 30)),
+    ),
+    "KV_CACHE_SMALL": Example(
+        "mi355x",
+        change(ARGS + "tensor-parallel-size=1", model=replace(FLASH, weight_bytes=250 << 30)),
+        change(ARGS + "tensor-parallel-size=1", model=replace(FLASH, weight_bytes=240 << 30)),
     ),
     "SAMPLER_LOGITS_LARGE": Example(
         "mi355x",

@@ -19,6 +19,7 @@ from dspark_deploy.errors import EngineStartError, NumericsRefused
 from dspark_deploy.launch import numerics
 from dspark_deploy.launch.engine import Engine
 from dspark_deploy.launch.rundir import RunDirectory
+from tests.unit.facts import good_facts
 
 
 def row(tokens: int, ratio: float, cause: str = "", nans: int = 0) -> dict[str, Any]:
@@ -56,10 +57,10 @@ def engine(folder: Path, code: int | None, limit: float = 5) -> Engine:
     run = RunDirectory(folder)
     run.processes.mkdir()
     run.log.write_text("")
-    settings = SimpleNamespace(host="127.0.0.1", ready_timeout_s=limit)
+    settings = SimpleNamespace(host="127.0.0.1", ready_timeout_s=limit, args={})
     loaded: Any = SimpleNamespace(profile=SimpleNamespace(engine=settings))
     process: Any = SimpleNamespace(poll=lambda: code, stop=lambda: 0)
-    return Engine(process, loaded, run, 9)
+    return Engine(process, loaded, run, 9, good_facts())
 
 
 def leave(folder: Path, *sections: dict[str, Any] | None) -> None:

@@ -13,7 +13,7 @@ import pytest
 from dspark_deploy.preflight import caches
 from dspark_deploy.preflight.caches import probe_caches
 from dspark_deploy.preflight.gpus import GIB, probe_gpus
-from dspark_deploy.preflight.vllm_build import PROBES, features, vllm_folder
+from dspark_deploy.preflight.vllm_build import PROBES, features, flags, variables, vllm_folder
 
 
 def kfd_node(folder: Path, number: int, target: int, memory: int = 0) -> None:
@@ -97,6 +97,19 @@ def test_features_of_the_installed_vllm() -> None:
     found = features(vllm_folder())
     assert found.keys() == PROBES.keys()
     assert found["adaptive_verification"] and found["block_is_width"] and not found["block_guard"]
+
+
+def test_names_are_read_from_the_sources(tmp_path: Path) -> None:
+    """Flags as text and as fields, in a file that has moved between releases."""
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "arg_utils.py").write_text('group.add_argument("--max-num-seqs", **kwargs)\n')
+    moved = tmp_path / "entrypoints" / "somewhere"
+    moved.mkdir(parents=True)
+    (moved / "cli_args.py").write_text("class FrontendArgs:\n    chat_template: str | None = None\n")
+    (tmp_path / "envs.py").write_text('"VLLM_CACHE_ROOT": lambda: None,\n# VLLM_NOT_QUOTED\n')
+    assert flags(tmp_path) == ["chat-template", "max-num-seqs"]
+    assert variables(tmp_path) == ["VLLM_CACHE_ROOT"]
+    assert (flags(None), variables(None), flags(moved), variables(moved)) == ([], [], [], [])
 
 
 def test_no_vllm_has_no_features(tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ def test_a_block_sees_its_window_and_not_another_block(target: Target, tokens: A
     anchors = torch.tensor([[12, 18], [12, 18]])
     blocks = draft.blocks(features, anchors, tokens.gather(1, anchors), 4)
     alone = draft.blocks(features, anchors[:, :1], tokens[:, 12:13], 4)
-    assert torch.allclose(blocks[:, :1], alone, atol=1e-6)
+    # Sums of another batch size round otherwise on some processors; a leak would be above 1e-3, as below.
+    assert torch.allclose(blocks[:, :1], alone, atol=2e-5)
     features[:, :4] += 1.0  # before the window of anchor 12, which is 4 to 11
     assert torch.allclose(draft.blocks(features, anchors[:, :1], tokens[:, 12:13], 4), alone, atol=1e-6)
     features[:, 4] += 1.0

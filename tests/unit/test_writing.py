@@ -179,5 +179,5 @@ def test_run_directories_never_collide(tmp_path: Path) -> None:
     paths = {new_run_directory(tmp_path / "runs", "x").path for _ in range(5)}
     assert len(paths) == 5
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be created"):
+    with pytest.raises(InputError, match="is in the way"):
         new_run_directory(tmp_path / "file", "x")

@@ -25,6 +25,8 @@ def test_each_patch_is_in_its_state(simulate: Simulate, version: str) -> None:
         "jit-phases": "applied",
         "numerics-watch": "applied",
         "numerics-gate": "applied",
+        "resolved-watch": "applied",
+        "resolved-config": "applied",
         # vLLM 0.31 put the norm's threads at the start of a wavefront.
         "mhc-wave64": "applied" if version in ("0.27.1", "0.30.0") else "upstream",
     }
@@ -96,6 +98,6 @@ def test_a_changed_source_is_examined(simulate: Simulate, name: str) -> None:
     assert verdicts[name]["state"] == state and reason in verdicts[name]["reason"]
 
 
-def test_on_another_platform_only_the_gate_watches(simulate: Simulate) -> None:
+def test_on_another_platform_only_the_watches_are_there(simulate: Simulate) -> None:
     seen = simulate("0.33.0", platform="cuda", case="states", families=["deepseek_v41"])
-    assert seen["patches"].keys() == {"numerics-watch"}
+    assert seen["patches"].keys() == {"numerics-watch", "resolved-watch"}

@@ -11,6 +11,8 @@ GIB = 1 << 30
 UTILISATION = "gpu-memory-utilization"
 DEFAULT_UTILISATION = 0.9  # vLLM's
 FP32 = 4
+# For everything but weights, of what vLLM may take. A bound of this project's own, not a measurement.
+KV_LEAST = 0.05
 
 
 def _utilisation(loaded: LoadedProfile) -> float:
@@ -19,23 +21,37 @@ def _utilisation(loaded: LoadedProfile) -> float:
     return float(value) if numeric and isinstance(value, int | float) else DEFAULT_UTILISATION
 
 
-@rule("WEIGHTS_TOO_LARGE")
+@rule("WEIGHTS_TOO_LARGE", "KV_CACHE_SMALL")
 def weights_fit(loaded: LoadedProfile, facts: Facts) -> Findings:
-    """The weights, spread evenly over the GPUs of one model copy, against what vLLM may take of each."""
+    """Weights of target and draft, spread evenly over the GPUs of a copy, against what vLLM may take of each.
+
+    What is left is for the KV cache, activations and graphs. A cache's bytes per token depend on the model's
+    attention, so only a share that leaves next to nothing is spoken of.
+    """
     if not facts.gpu_memory_gib or facts.model is None or not facts.model.weight_bytes:
         return
     gpus = (whole(loaded, "tensor-parallel-size") or 1) * (whole(loaded, "pipeline-parallel-size") or 1)
     if arg(loaded, "enable-expert-parallel") is True:
         gpus *= whole(loaded, "data-parallel-size") or 1
-    share = facts.model.weight_bytes / GIB / gpus
+    # A draft that the target carries is in the target's files.
+    drafts = facts.draft.weight_bytes if facts.draft is not None else 0
+    weights = (facts.model.weight_bytes + drafts) / GIB
+    share = weights / gpus
     allowed = min(facts.gpu_memory_gib) * _utilisation(loaded)
+    where = where_arg(loaded, "tensor-parallel-size")
+    told = (
+        f"{weights:.0f} GiB of weights{', the draft among them,' if drafts else ''} are {share:.0f} GiB for "
+        f"each of {gpus} GPU(s), and vLLM may take {allowed:.0f} GiB of each"
+    )
     if share > allowed:
-        yield error(
-            "WEIGHTS_TOO_LARGE",
-            f"the weights are {facts.model.weight_bytes / GIB:.0f} GiB, {share:.0f} GiB for each of {gpus} "
-            f"GPU(s), and vLLM may take {allowed:.0f} GiB of each",
-            "raise tensor-parallel-size, or use GPUs with more memory",
-            where_arg(loaded, "tensor-parallel-size"),
+        more = "raise tensor-parallel-size, or use GPUs with more memory"
+        yield error("WEIGHTS_TOO_LARGE", told, more, where)
+    elif share > allowed * (1 - KV_LEAST):
+        yield warning(
+            "KV_CACHE_SMALL",
+            f"{told}: {allowed - share:.1f} GiB remain for KV cache, activations and graphs",
+            f"raise tensor-parallel-size or {UTILISATION}, or lower max-model-len and max-num-seqs",
+            where,
         )
 
 

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.findings import Severity
 from dspark_deploy.preflight.rules.base import Finding, Findings, error, note, rule, warning
-from dspark_deploy.preflight.rules.context import DEEPSEEK_V4, architecture, family, trained_block
+from dspark_deploy.preflight.rules.context import (
+    DEEPSEEK_V4,
+    architecture,
+    family,
+    trained_block,
+    variable,
+    where_env,
+)
 from dspark_deploy.profile import LoadedProfile
+
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 @rule("DSPARK_ON_MTP_CKPT", "MTP_ON_DSPARK_CKPT")
@@ -158,4 +167,21 @@ def draft_topk_is_known(loaded: LoadedProfile, facts: Facts) -> Findings:
             f"dspark_draft_topk works with Qwen3's DSpark draft, and this one is {names[0]}",
             "leave speculative.dspark_draft_topk out",
             where,
+        )
+
+
+@rule("DSPARK_NEEDS_V2_RUNNER")
+def dspark_has_its_runner(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """DSpark's speculator, its draft sampling and its rejection sampler are in the V2 model runner alone."""
+    speculative = loaded.profile.speculative
+    if speculative is None or speculative.method != "dspark" or loaded.profile.hardware.platform == "cpu":
+        return
+    found = variable(loaded, facts, RUNNER)
+    if found is not None and found.strip().lower() in ("0", "false"):
+        yield error(
+            "DSPARK_NEEDS_V2_RUNNER",
+            f"{RUNNER} is {found}, and DSpark is in the V2 runner alone: V1 drafts with its EAGLE proposer",
+            f"leave {RUNNER} out, or set it to '1'",
+            where_env(loaded, RUNNER),
+            "vllm v1/worker/gpu_model_runner.py",
         )

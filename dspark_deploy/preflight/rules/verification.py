@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dspark_deploy.preflight.facts import Facts
-from dspark_deploy.preflight.rules.base import Findings, error, rule
+from dspark_deploy.preflight.rules.base import Findings, error, rule, warning
 from dspark_deploy.preflight.rules.context import (
     architecture,
     arg,
@@ -105,3 +105,19 @@ def adaptive_stands_alone(loaded: LoadedProfile, facts: Facts) -> Findings:
             f"use tensor-parallel-size instead, or {USE_FIXED}",
             where_arg(loaded, "pipeline-parallel-size"),
         )
+
+
+@rule("SCHEDULE_WITH_DP")
+def schedule_stands_without_copies(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """vLLM drops a schedule where data-parallel ranks could choose differently, and runs a fixed k."""
+    speculative, ranks = loaded.profile.speculative, whole(loaded, "data-parallel-size")
+    if speculative is None or speculative.verification.kind != "schedule" or ranks is None or ranks < 2:
+        return
+    yield warning(
+        "SCHEDULE_WITH_DP",
+        f"with data-parallel-size: {ranks} vLLM drops the schedule and verifies "
+        f"{speculative.num_speculative_tokens} tokens in every step",
+        "start one engine for each rank behind a proxy, or set speculative.verification to {kind: fixed}",
+        _where(loaded),
+        "vllm config/vllm.py",
+    )
