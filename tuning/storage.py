@@ -45,6 +45,11 @@ if importlib.util.find_spec("grpc") is not None:
     StorageLost = (*StorageLost, RpcError)
 # What it raises besides when it can't be opened or read.
 StorageErrors: tuple[type[Exception], ...] = (*StorageLost, OSError, ValueError)
+# What optuna's readers run into where a file can be read and holds something else than this optuna writes.
+# RuntimeError is another release's schema.
+Nonsense: tuple[type[Exception], ...] = (
+    *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, AssertionError, RuntimeError),
+)
 
 
 class SqliteStorage(RDBStorage):
@@ -97,7 +102,7 @@ class _Journal(JournalFileBackend):
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         try:
             yield from super().read_logs(log_number_from)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise optuna.exceptions.StorageInternalError(f"the journal is damaged: {error}") from error
 
 
@@ -110,7 +115,9 @@ class _JournalReplay(JournalStorage):
     def _sync_with_backend(self) -> None:
         try:
             super()._sync_with_backend()
-        except (LookupError, TypeError, AttributeError, ValueError, AssertionError) as error:
+            if not all(isinstance(each.study_name, str) for each in self._replay_result.get_all_studies()):
+                raise TypeError("a study's name is a text")
+        except Nonsense as error:
             raise optuna.exceptions.StorageInternalError(f"the journal is damaged: {error!r}") from error
 
 
@@ -120,11 +127,8 @@ def open_storage(url: str) -> BaseStorage:
         _require("psycopg2", "PostgreSQL", "postgres")
     if url.startswith("grpc://"):
         _require("grpc", "optuna's gRPC proxy", "grpc")
-    try:
+    with naming_a_damaged_storage(url):
         return _open_beside_others(url)
-    except StorageErrors as error:
-        reason = mask_urls(str(error).partition("\n")[0])
-        raise InputError(f"{shown(url)}: can't be used as storage: {reason}") from error
 
 
 def _open_beside_others(url: str) -> BaseStorage:
@@ -176,6 +180,26 @@ def _proxy(host: str, port: int) -> BaseStorage:
             f"grpc://{host}:{port}: nobody answers; start `dspark-tune storage-proxy` there"
         ) from error
     return storage
+
+
+@contextmanager
+def naming_a_damaged_storage(url: str) -> Iterator[None]:
+    """Raises InputError for a storage that can't be opened or read. For calls of optuna's, and nothing else:
+    what it runs into would hide faults of ours.
+    """
+    try:
+        yield
+    except (*StorageErrors, *Nonsense) as error:
+        raise unusable(url, error) from error
+
+
+def unusable(url: str, error: Exception) -> InputError:
+    """The error for a storage that can't be opened or read."""
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return InputError(
+        f"{shown(url)}: can't be used as storage: {shown(reason)}; where it is damaged, start anew with "
+        f"another --out or --storage"
+    )
 
 
 @contextmanager

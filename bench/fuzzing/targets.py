@@ -189,7 +189,7 @@ def checkpoint_target(
         json.dumps(found.config), found.trained_block
         check(PROFILE, good_facts(model=found, draft=found))
 
-    return Target(name, seeds, run)
+    return Target(name, seeds, run, share=3.0)
 
 
 with tempfile.TemporaryDirectory() as made:
@@ -239,7 +239,8 @@ def study_target(folder: Path, kind: str, share: float) -> Target:
         try:
             with naming_a_lost_storage(url):
                 study = opened.study
-                study.outcomes(), study.owed(), study.running(), study.pareto(), stored_identity(study.study)
+                ended = [*study.outcomes(), *study.owed(), *study.running(), *study.pareto()]
+                [each.label for each in ended], stored_identity(study.study)
         finally:
             if isinstance(opened.storage, SqliteStorage):
                 opened.storage.engine.dispose()
@@ -260,7 +261,7 @@ def targets(folder: Path) -> list[Target]:
     facts = json.dumps(good_facts().as_json())
     return [
         file_target(
-            folder, "profile", [TEXT, SAMPLE], load_profile, typo=profile_typo(SAMPLE, FREE), share=1.0
+            folder, "profile", [TEXT, SAMPLE], load_profile, typo=profile_typo(SAMPLE, FREE), share=2.0
         ),
         file_target(
             folder,
@@ -268,7 +269,7 @@ def targets(folder: Path) -> list[Target]:
             [TEXT + SPACE],
             lambda path: cut((found := load_profile(path)).profile.sweep.space, found, good_facts()),
             typo=profile_typo(TEXT + SPACE, FREE),
-            share=0.5,
+            share=1.0,
         ),
         Target(
             "yaml",
@@ -283,13 +284,13 @@ def targets(folder: Path) -> list[Target]:
             "metrics",
             [METRICS.encode()],
             lambda data: acceptance_between({}, parse_metrics(data.decode("utf-8", "replace"))),
-            share=2.0,
+            share=4.0,
         ),
         file_target(folder, "jit-log", [JIT_LOG], read_jit_log, share=4.0),
         file_target(folder, "engine-log", [ENGINE_LOG], read_acceptance_log, share=4.0),
         file_target(folder, "gsm8k-data", [GSM8K], _rows, share=4.0),
         file_target(
-            folder, "gsm8k-answers", [ANSWERS], lambda path: read_completions(path, "strict-8shot"), share=4.0
+            folder, "gsm8k-answers", [ANSWERS], lambda path: read_completions(path, "strict-8shot"), share=3.0
         ),
         Target(
             "gsm8k-texts",
@@ -298,6 +299,6 @@ def targets(folder: Path) -> list[Target]:
             share=4.0,
         ),
         file_target(folder, "items", [ITEMS], AccuracyRun.read, share=4.0),
-        study_target(folder, "journal", 0.3),
-        study_target(folder, "sqlite", 0.02),
+        study_target(folder, "journal", 1.0),
+        study_target(folder, "sqlite", 0.1),
     ]

@@ -197,9 +197,7 @@ class Expectation(Section):
     @field_validator("acceptance_length", "accuracy", mode="before")
     @classmethod
     def _range(cls, value: object) -> object:
-        if isinstance(value, list):
-            return tuple(float(v) if isinstance(v, int) else v for v in value)
-        return value
+        return tuple(value) if isinstance(value, list) else value
 
     @field_validator("acceptance_length", "accuracy")
     @classmethod
