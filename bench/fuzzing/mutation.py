@@ -150,8 +150,8 @@ def _places(document: Any) -> Iterator[tuple[Any, Any]]:
             yield from _places(document[key])
 
 
-def misspelt(document: dict[str, Any], free: Sequence[tuple[str, ...]], draw: random.Random) -> None:
-    """Misspell one key, in place. What lies below a path of `free` has keys of a person's choice."""
+def misspelt(document: dict[str, Any], free: Sequence[tuple[str, ...]], draw: random.Random) -> str:
+    """Misspell one key, in place, and return it. Keys below a path of `free` are a person's choice."""
     found = [
         (holder, key)
         for holder, key, path in _keys(document, ())
@@ -164,6 +164,7 @@ def misspelt(document: dict[str, Any], free: Sequence[tuple[str, ...]], draw: ra
     while not wrong or wrong in holder:
         wrong += "x"
     holder[wrong] = holder.pop(key)
+    return wrong
 
 
 def _keys(document: Any, path: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], str, tuple[str, ...]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Scalar = str | int | float | bool
@@ -90,8 +90,8 @@ class Engine(Section):
     @classmethod
     def _is_specifier(cls, value: str) -> str:
         try:
-            SpecifierSet(value)
-        except InvalidSpecifier as error:
+            SpecifierSet(value).contains("0")  # its versions are read when it is asked
+        except ValueError as error:
             raise ValueError(f"{value!r} is not a version range; write one like '>=0.26,<0.34'") from error
         return value
 
