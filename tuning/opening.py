@@ -20,7 +20,7 @@ from dspark_deploy.errors import InputError
 from tuning import identity as identities
 from tuning.samplers import GRID, SAMPLED_TRIALS, choose
 from tuning.space import Space, fingerprint
-from tuning.storage import StorageErrors, naming_a_damaged_storage, open_storage, shown, unusable
+from tuning.storage import StorageErrors, naming_a_damaged_storage, open_storage, shown, study_names, unusable
 from tuning.study import Study, Violation
 from tuning.trials import complete_trials, existing_study, open_study, stored_identity
 from tuning.workers import worker_name
@@ -89,7 +89,7 @@ def open_sweep(
     chosen, why = choose(sampler, len(space.cells))
     try:
         with naming_a_damaged_storage(url):
-            names = optuna.get_all_study_names(storage)
+            names = study_names(storage)
         earlier = [
             each for each in names if re.fullmatch(rf"{PREFIX}-{re.escape(profile)}-[0-9a-f]{{12}}", each)
         ]
@@ -123,10 +123,10 @@ def _source(seed_from: str, url: str, storage: BaseStorage) -> optuna.Study:
         url = f"sqlite:///{file.resolve()}"
         storage = open_storage(url)
         with naming_a_damaged_storage(url):
-            names = [name for name in optuna.get_all_study_names(storage) if name.startswith(f"{PREFIX}-")]
+            names = [name for name in study_names(storage) if name.startswith(f"{PREFIX}-")]
         seed_from = next((name for name in reversed(names) if not name.endswith("-finalists")), seed_from)
     with naming_a_damaged_storage(url):
-        if seed_from in optuna.get_all_study_names(storage):
+        if seed_from in study_names(storage):
             return existing_study(storage, seed_from)
     raise InputError(f"--seed-from {seed_from}: neither a sweep's folder nor a study in this storage")
 

@@ -115,8 +115,6 @@ class _JournalReplay(JournalStorage):
     def _sync_with_backend(self) -> None:
         try:
             super()._sync_with_backend()
-            if not all(isinstance(each.study_name, str) for each in self._replay_result.get_all_studies()):
-                raise TypeError("a study's name is a text")
         except Nonsense as error:
             raise optuna.exceptions.StorageInternalError(f"the journal is damaged: {error!r}") from error
 
@@ -180,6 +178,14 @@ def _proxy(host: str, port: int) -> BaseStorage:
             f"grpc://{host}:{port}: nobody answers; start `dspark-tune storage-proxy` there"
         ) from error
     return storage
+
+
+def study_names(storage: BaseStorage) -> list[str]:
+    """The names of all studies. Raises TypeError for one that is no text, as damage leaves it."""
+    names = optuna.get_all_study_names(storage)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("a study's name is no text")
+    return names
 
 
 @contextmanager

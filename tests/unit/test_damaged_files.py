@@ -102,6 +102,7 @@ def test_tables_of_another_optuna_are_bad_input(tmp_path: Path) -> None:
     for change in (
         "update alembic_version set version_num = 'v0.9.0.a'",
         "update trial_values set value_type = 'ODD'",
+        "update studies set study_name = x'00ff'",
         "update trial_user_attributes set value_json = 7.5",
     ):
         shutil.copy(tmp_path / "study", tmp_path / "changed")
