@@ -24,6 +24,7 @@ def _load_json(load: LoadMeasurement, boot: int) -> dict[str, Any]:
     return {
         "level": level_name(result.concurrency, result.rate),
         "boot": boot,
+        "concurrency": result.concurrency,
         "valid": True,
         "loop": "closed" if result.rate is None else "open, Poisson",
         "requests": result.requests,

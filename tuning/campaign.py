@@ -71,7 +71,7 @@ class Campaign:
         self.loaded, self.facts, self.folder, self.console = loaded, facts, folder, console
         self.settings = loaded.profile.sweep
         self._options, self._measurer = options, measurer
-        self._workload = sweep_workload(self.settings.workload)
+        self._workload = sweep_workload(self.settings.workload, self.settings.data)
         self.space = cut(self.settings.space, loaded, facts)
         self._identity = identity(loaded, facts, self._workload.fingerprint())
         self.opened = open_sweep(

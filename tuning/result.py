@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dspark_deploy.profile.schema import Expectation, SweepSettings
+from tuning.expectations import Observed, missed
 from tuning.selection import LATENCY, Candidate, Selection
 from tuning.space import Configuration
 from tuning.statistics import mean_interval, proportion_interval
@@ -160,7 +161,7 @@ def result_json(
         ),
         "search": dict(search),
         "cells": cells,
-        "unexpected": unexpected(expectations, settings.workload, found),
+        "unexpected": unexpected(expectations, settings, found),
     }
 
 
@@ -172,26 +173,25 @@ def schedule_json(
     return {"field": FIELD, "rows": derived[0], "configuration": derived[1].label} if derived else None
 
 
-def unexpected(expectations: Sequence[Expectation], workload: str, found: Sequence[Candidate]) -> list[str]:
+def unexpected(
+    expectations: Sequence[Expectation], settings: SweepSettings, found: Sequence[Candidate]
+) -> list[str]:
     """What fell outside the profile's `expect`, as sentences."""
     sentences = []
-    for expectation in expectations:
-        for candidate in found:
-            k = candidate.configuration.num_speculative_tokens
-            if expectation.workload != workload or expectation.num_speculative_tokens not in (None, k):
-                continue
-            fixed = is_fixed(candidate.configuration)
-            counts = candidate.measurement.accuracy
-            measured = {
-                # A schedule or adaptive verification drafts fewer than k in some steps.
-                "acceptance_length": candidate.measurement.acceptance.length if k and fixed else None,
-                "accuracy": counts["correct"] / counts["questions"],
-            }
-            for name, value in measured.items():
-                limits = getattr(expectation, name)
-                if limits and value is not None and not limits[0] <= value <= limits[1]:
-                    sentences.append(
-                        f"{candidate.configuration.label}: {name.replace('_', ' ')} {value:.3f} is outside "
-                        f"the expected {limits[0]:g} to {limits[1]:g}"
-                    )
+    for candidate in found:
+        k, measurement = candidate.configuration.num_speculative_tokens, candidate.measurement
+        observed = Observed(
+            label=candidate.configuration.label,
+            workload=settings.workload,
+            k=k,
+            temperature=settings.temperature,
+            thinking=False,  # prompts are sent raw
+            # A schedule or adaptive verification drafts fewer than k in some steps.
+            acceptance_length=measurement.acceptance.length
+            if k and is_fixed(candidate.configuration)
+            else None,
+            accuracy=measurement.accuracy["correct"] / measurement.accuracy["questions"],
+            tpot_ms={load.result.concurrency: load.result.mean_tpot_ms for load in measurement.loads},
+        )
+        sentences += missed(expectations, observed)
     return sentences

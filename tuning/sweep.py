@@ -48,6 +48,7 @@ from tuning.conclusion import conclude
 from tuning.opening import Options
 from tuning.storage import KINDS
 from tuning.workers import own_gpus
+from tuning.workload import WITH_ANSWERS
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -74,6 +75,8 @@ def sweep(
         int | None, typer.Option(help="Configurations to launch in all, resumed or not")
     ] = None,
     search: Annotated[str | None, typer.Option(help="all, or predicted: prune by predicted TPOT")] = None,
+    workload: Annotated[str | None, typer.Option(help=f"With answers: {', '.join(WITH_ANSWERS)}")] = None,
+    data: Annotated[str | None, typer.Option(help="The workload's files; of gsm8k also hub")] = None,
     loads: Annotated[str | None, typer.Option(help="Requests in flight, as 1,8,32")] = None,
     prompts_per_load: Annotated[int | None, typer.Option(help="Requests at each load level")] = None,
     accuracy_problems: Annotated[int | None, typer.Option(help="Questions of the accuracy run")] = None,
@@ -93,6 +96,8 @@ def sweep(
         "sampler": sampler,
         "trials": trials,
         "search": search,
+        "workload": workload,
+        "data": data,
         "loads": numbers(loads, "--loads"),
         "prompts_per_load": prompts_per_load,
         "accuracy_problems": accuracy_problems,

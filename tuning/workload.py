@@ -3,8 +3,9 @@
     tiny-arithmetic    the built-in checkpoint's own language, with answers
     random             the seed protocol: random tokens, 1024 in and out, load 1, 8 prompts, EOS ignored
     sharegpt           first turns of a ShareGPT JSON file
-    speed-bench        SPEED-Bench's folder of JSONL files
-    jsonl              your own: one {"prompt": "..."} a line
+    speed-bench        SPEED-Bench's folder of JSONL files; speed-bench-coding and the like: one category
+    gsm8k[/PROTOCOL]   GSM8K, with answers: `tuning.gsm8k.workload`
+    jsonl              your own: one {"prompt": "..."} a line; in records it has the file's name
 
 A workload gives disjoint prompts for warming up, for each load level and for accuracy, where it has answers.
 Load levels and repeats take turns through a file, so that none finds another's prompts in the prefix cache.
@@ -17,14 +18,18 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
 from dspark_deploy.tiny import language
+
+if TYPE_CHECKING:
+    from tuning.accuracy import AccuracyRun, Item
+    from tuning.endpoint import Endpoint
 
 WARM_UP_TOKENS = 64
 REPEAT_STRIDE = 1000
@@ -71,6 +76,14 @@ class Workload:
     def answer(self, text: str) -> str | None:
         """The answer that a completion gives, or None where it gives none."""
         return None
+
+    def asker(self, endpoint: Endpoint) -> Callable[[Question], Item] | None:
+        """How a question is asked, where the workload has a protocol; None for a plain greedy completion."""
+        return None
+
+    def void_reasons(self, run: AccuracyRun) -> list[str]:
+        """Why answers have no accuracy by the workload's own rules; empty where they have one."""
+        return []
 
     def fingerprint(self) -> str:
         """Hash of what the workload draws from."""
@@ -174,8 +187,8 @@ def _json_lines(path: Path) -> list[Any]:
         raise InputError(f"{path}: can't be read as JSON lines: {error}") from error
 
 
-def _read(name: str, path: Path) -> list[str]:
-    """The prompts of a file in the form that `name` says. Raises InputError."""
+def _read(name: str, path: Path, category: str = "") -> list[str]:
+    """The prompts of a file in the form that `name` says, of SPEED-Bench one category. Raises InputError."""
     try:
         if name == "sharegpt":
             entries = parse_json(path.read_text(encoding="utf-8"))
@@ -183,7 +196,8 @@ def _read(name: str, path: Path) -> list[str]:
             found = [talk[0]["value"] for talk in talks if len(talk) >= 2]
         elif name == "speed-bench":
             file = path / "qualitative.jsonl" if path.is_dir() else path
-            found = [row["messages"][0]["content"] for row in _json_lines(file)]
+            rows = [row for row in _json_lines(file) if category in ("", row.get("category"))]
+            found = [row["messages"][0]["content"] for row in rows]
         else:
             found = [row["prompt"] for row in _json_lines(path)]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
@@ -194,30 +208,38 @@ def _read(name: str, path: Path) -> list[str]:
 
 
 FROM_FILES = ("sharegpt", "speed-bench", "jsonl")
-WORKLOADS = (TinyArithmetic.name, "random", *FROM_FILES)
+GSM8K = "gsm8k"
+WITH_ANSWERS = (TinyArithmetic.name, GSM8K)
+WORKLOADS = (*WITH_ANSWERS, "random", *FROM_FILES)
 
 
 def find_workload(name: str, path: Path | None = None) -> Workload:
     """The workload of that name. Raises InputError."""
     if name == TinyArithmetic.name:
         return TinyArithmetic()
+    if name.partition("/")[0] == GSM8K:
+        from tuning.gsm8k.workload import gsm8k_workload  # it is made of what is defined here
+
+        return gsm8k_workload(name, None if path is None else str(path))
     if name == "random":
         return RandomTokens()
-    if name in FROM_FILES:
+    form, category = ("speed-bench", name[12:]) if name.startswith("speed-bench-") else (name, "")
+    if form in FROM_FILES:
         if path is None:
             raise InputError(f"workload {name} reads its prompts from a file; name it with --data PATH")
-        return FromFile(path, name, _read(name, path))
+        # A JSONL file of one's own is a workload of its own, by the file's name.
+        return FromFile(path, path.stem if form == "jsonl" else name, _read(form, path, category))
     raise InputError(f"there is no workload {name!r}; known: {', '.join(WORKLOADS)}")
 
 
-def sweep_workload(name: str) -> Workload:
+def sweep_workload(name: str, data: str | None = None) -> Workload:
     """The workload of a sweep: one with answers, on which k may be ranked. Raises InputError."""
-    if name not in (TinyArithmetic.name,):
+    if name.partition("/")[0] not in WITH_ANSWERS:
         why = (
             "random tokens make acceptance meaningless, so they never rank k"
             if name == "random"
             else "a sweep needs answers"
         )
-        known = f"known to a sweep: {TinyArithmetic.name}"
+        known = f"known to a sweep: {', '.join(WITH_ANSWERS)}"
         raise InputError(f"sweep.workload: there is no workload {name!r} for a sweep ({why}); {known}")
-    return find_workload(name)
+    return find_workload(name, None if data is None else Path(data))

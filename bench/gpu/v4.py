@@ -52,6 +52,7 @@ ROWS = ("keys", "fused k=5", "torch k=5", "fused none", "torch none", "serve")
 K, BATCHED, SEQUENCES, LENGTH = 5, 256, 8, 1024
 BATCHES = (1, 8)
 SHORT, LONG, REPEATS, PROMPT = 32, 160, 5, 16
+TOP = 20  # vLLM's own limit
 ROW_SECONDS = 540
 CACHES = {
     "TILELANG_CACHE_DIR": "tilelang",
@@ -244,6 +245,8 @@ def engine(arm: str, checkpoint: Path) -> dict[str, Any]:
     row["finite"] = _finite(llm)
     row["step"] = [_step_time(llm, batch, speculation != "none") for batch in BATCHES]
     row["tokens"] = _generate(llm, 1, SHORT)[1][0]
+    # Twice: what one engine gives for one prompt, before one row is compared with another.
+    row["first_token_logprobs"] = [_first_token(llm) for _ in range(2)]
     row["deep_gemm"]["serving"] = _deep_gemm_kernels() - serving
     found = compiles.as_json()
     row["compiled"], row["from_disk"] = found["compiled"], found["from_disk"]
@@ -289,6 +292,14 @@ def _finite(llm: Any) -> bool:
     _, _, results = _generate(llm, 1, 8, logprobs=1)
     values = [entry.logprob for step in results[0].outputs[0].logprobs for entry in step.values()]
     return bool(values) and all(abs(value) < 1e30 for value in values)
+
+
+def _first_token(llm: Any) -> dict[str, float]:
+    """The most probable first tokens of the prompt that `tokens` continues, with their logprobs."""
+    _, _, results = _generate(llm, 1, 1, logprobs=TOP)
+    found = results[0].outputs[0].logprobs[0]
+    ranked = sorted(found.items(), key=lambda item: -item[1].logprob)
+    return {str(token): round(entry.logprob, 5) for token, entry in ranked}
 
 
 def _counted(llm: Any, name: str) -> int:

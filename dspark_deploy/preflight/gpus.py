@@ -1,4 +1,8 @@
-"""The GPUs of this machine, from the kernel drivers and NVML; no torch, and no vendor command is run."""
+"""The GPUs of this machine, from the kernel drivers, amdsmi and NVML; no torch, and no vendor command is run.
+
+AMD's kernel driver says all but the product's name, which tells MI350X from MI355X and MI300X from MI325X.
+The name is amdsmi's, where ROCm's Python package is installed: it adds to what the driver has, no more.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,34 @@ def _amd(nodes: Path, version: Path) -> Gpus:
     if not architectures:
         return Gpus()
     rocm = version.read_text().strip() if version.is_file() else ""
-    return Gpus("rocm", architectures, [], memory, max(wavefronts), rocm)
+    names = _amd_names()
+    return Gpus(
+        "rocm",
+        architectures,
+        names if len(names) == len(architectures) else [],  # some are hidden from one of the two
+        memory,
+        max(wavefronts),
+        rocm,
+    )
+
+
+def _amd_names() -> list[str]:
+    """Product names by amdsmi, in its order; none where it isn't installed or can't reach the driver."""
+    try:
+        import amdsmi
+    except ImportError:
+        return []
+    except (OSError, KeyError):  # the package is there, and the library that it loads is not
+        return []
+    try:
+        amdsmi.amdsmi_init()
+        try:
+            handles = amdsmi.amdsmi_get_processor_handles()
+            return [str(amdsmi.amdsmi_get_gpu_asic_info(handle)["market_name"]) for handle in handles]
+        finally:
+            amdsmi.amdsmi_shut_down()
+    except amdsmi.AmdSmiException:
+        return []
 
 
 def _properties(path: Path) -> dict[str, int]:
@@ -62,19 +93,21 @@ def _nvidia(folder: Path) -> Gpus:
     """What NVML says where its Python binding is installed; else what the kernel driver has under /proc."""
     try:
         import pynvml
-
-        pynvml.nvmlInit()
     except ImportError:
-        pass
-    except pynvml.NVMLError:  # the binding is there, and no driver
-        return Gpus()
-    else:
+        return _nvidia_driver(folder)
+    try:
+        pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         capabilities = [pynvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
         names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
         memory = [round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB, 1) for handle in handles]
         pynvml.nvmlShutdown()
-        return Gpus("cuda", [f"sm{major}{minor}" for major, minor in capabilities], names, memory)
+    except pynvml.NVMLError:  # no driver, or a GPU that has fallen off the bus
+        return _nvidia_driver(folder)
+    return Gpus("cuda", [f"sm{major}{minor}" for major, minor in capabilities], names, memory)
+
+
+def _nvidia_driver(folder: Path) -> Gpus:
     found = sorted(folder.glob("*/information"))
     models = [line for path in found for line in path.read_text().splitlines() if line.startswith("Model:")]
     names = [line.partition(":")[2].strip() for line in models]

@@ -187,24 +187,42 @@ class Jit(Section):
 
 
 class Expectation(Section):
-    """A range that a measurement should fall into, for one workload; a sweep reports what falls outside."""
+    """A range that a measurement should fall into; what falls outside is reported, with the source.
+
+    It holds for one `workload` (a name of `dspark-tune`'s, or `gsm8k` with `/PROTOCOL` where it matters) and,
+    where they are given, for one k (0: no speculation), temperature and thinking. Milliseconds of `tpot_ms`
+    are means at `concurrency` requests in flight.
+    """
 
     workload: str
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: int | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=0)
+    thinking: bool | None = None
+    concurrency: Positive | None = None
     acceptance_length: tuple[float, float] | None = None
     accuracy: tuple[float, float] | None = None
+    tpot_ms: tuple[float, float] | None = None
+    source: str = ""
 
-    @field_validator("acceptance_length", "accuracy", mode="before")
+    @field_validator("acceptance_length", "accuracy", "tpot_ms", mode="before")
     @classmethod
     def _range(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value
 
-    @field_validator("acceptance_length", "accuracy")
+    @field_validator("acceptance_length", "accuracy", "tpot_ms")
     @classmethod
     def _rises(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
         if value is not None and not value[0] <= value[1]:
             raise ValueError("a range goes from the lower number to the higher")
         return value
+
+    @model_validator(mode="after")
+    def _whole(self) -> Expectation:
+        if not (self.acceptance_length or self.accuracy or self.tpot_ms):
+            raise ValueError("give acceptance_length, accuracy or tpot_ms, as [lowest, highest]")
+        if self.tpot_ms and self.concurrency is None:
+            raise ValueError("tpot_ms is for one load: give concurrency")
+        return self
 
 
 class SpaceSettings(Section):
@@ -260,6 +278,7 @@ class SweepSettings(Section):
     trials: int | None = Field(None, ge=1)
     search: Literal["all", "predicted"] = "all"
     workload: str = "tiny-arithmetic"
+    data: str | None = None
     loads: list[Positive] = Field([1, 8], min_length=1)
     prompts_per_load: int = Field(32, ge=1)
     output_tokens: int = Field(96, ge=2)

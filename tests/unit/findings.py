@@ -346,6 +346,16 @@ EXAMPLES: dict[str, Example] = {
         change(ARGS + "max-num-seqs=1024", ARGS + "gpu-memory-utilization=0.99"),
         change(ARGS + "max-num-seqs=1024"),
     ),
+    "DRAFT_LOGITS_LARGE": Example(
+        "mi355x",
+        change("speculative.draft_sample_method=probabilistic", ARGS + "max-num-seqs=8192"),
+        change("speculative.draft_sample_method=greedy", ARGS + "max-num-seqs=8192"),
+    ),
+    "WATERMARK_DRAFTS": Example(
+        "mi355x",
+        change("speculative.draft_sample_method=greedy", ARGS + "watermark-config={algorithm: x}"),
+        change("speculative.draft_sample_method=probabilistic", ARGS + "watermark-config={algorithm: x}"),
+    ),
     "OPEN_WITHOUT_KEY": Example(
         "mi355x", change("engine.host=0.0.0.0"), change("engine.host=0.0.0.0", api_key_set=True)
     ),

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,68 @@ def test_amd_gpus_from_sysfs(tmp_path: Path) -> None:
     found = probe_gpus(nodes, tmp_path, version)
     assert found.platform == "rocm" and found.architectures == ["gfx950", "gfx942"]
     assert found.memory_gib == [288.0, 192.0] and found.wavefront == 64 and found.rocm == "7.2.0-43"
+
+
+class AmdSmiError(Exception):
+    """Stands for amdsmi's base exception."""
+
+
+def amdsmi(names: list[str], fails: str = "") -> SimpleNamespace:
+    """A stand-in for ROCm's package: these products, or a call that fails."""
+
+    def call(name: str, value: object) -> object:
+        def answer(*_: object) -> object:
+            if name == fails:
+                raise AmdSmiError(name)
+            return value
+
+        return answer
+
+    return SimpleNamespace(
+        AmdSmiException=AmdSmiError,
+        amdsmi_init=call("amdsmi_init", None),
+        amdsmi_shut_down=lambda: None,
+        amdsmi_get_processor_handles=call("amdsmi_get_processor_handles", list(range(len(names)))),
+        amdsmi_get_gpu_asic_info=lambda handle: {"market_name": names[handle]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "names"),
+    [
+        (amdsmi(["AMD Instinct MI355X", "AMD Instinct MI355X"]), ["AMD Instinct MI355X"] * 2),
+        (amdsmi(["AMD Instinct MI355X"]), []),  # one that the driver shows is hidden from amdsmi
+        (amdsmi(["AMD Instinct MI355X"] * 2, "amdsmi_init"), []),
+        (amdsmi(["AMD Instinct MI355X"] * 2, "amdsmi_get_processor_handles"), []),
+        (None, []),
+    ],
+)
+def test_amd_products_are_named_by_amdsmi_where_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Any, names: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", stand_in)
+    for number in (1, 2):
+        kfd_node(tmp_path / "nodes", number, 90500, 288 * GIB)
+    found = probe_gpus(tmp_path / "nodes", tmp_path, tmp_path / "none")
+    assert found.names == names and found.architectures == ["gfx950", "gfx950"]
+
+
+def test_a_gpu_that_nvml_cannot_reach_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = type("NVMLError", (Exception,), {})
+
+    def fall_off(_: int) -> None:
+        raise lost
+
+    nvml = SimpleNamespace(
+        NVMLError=lost,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=fall_off,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert probe_gpus(tmp_path / "none", tmp_path, tmp_path / "none").platform == ""
 
 
 def test_no_gpu_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from dspark_deploy.preflight.checkpoint import Checkpoint
 from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.loading import find_profile
 from tests.unit.findings import FEATURES
+from tuning.gsm8k.protocols import PROTOCOLS
+from tuning.workload import WORKLOADS
 
 FOLDER = find_profile("cpu-tiny.yaml").parent
 BUILT_IN = ("cpu-tiny", "cpu-v4", "cuda-tiny")  # whose checkpoints come in the package
@@ -88,6 +90,24 @@ def test_a_profile_names_its_sources(name: str) -> None:
     assert text.startswith("#"), "a comment says what the profile is"
     assert re.search(r"Sources?\b|recipe|architecture", text), "and where its settings come from"
     assert load_profile(FOLDER / name).profile.name == Path(name).stem
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.yaml")))
+def test_an_expected_range_names_its_source_and_a_workload_that_can_be_measured(name: str) -> None:
+    own = {"prose"}  # a JSONL file of one's own, by its name
+    known = {*WORKLOADS, "speed-bench-coding", "gsm8k", *(f"gsm8k/{each}" for each in PROTOCOLS), *own}
+    for expected in load_profile(FOLDER / name).profile.expect:
+        assert expected.source, f"{name}: where is the range for {expected.workload} from?"
+        assert expected.workload in known
+
+
+def test_the_upstream_variant_is_the_recipe_with_tilelang_and_a_gate() -> None:
+    variant, recipe = (
+        load_profile(FOLDER / f"mi355x-v41-flash{end}.yaml").profile for end in ("-tilelang", "")
+    )
+    assert (variant.mhc.provider, variant.mhc.gate) == ("tilelang", "refuse")
+    assert recipe.mhc.provider == "auto"
+    assert (variant.engine, variant.speculative) == (recipe.engine, recipe.speculative)
 
 
 def test_every_verification_step_of_a_known_batch_has_a_graph() -> None:

@@ -53,12 +53,19 @@ def test_files_in_their_three_forms(tmp_path: Path) -> None:
     folder = tmp_path / "speed"
     folder.mkdir()
     row = {"messages": [{"content": "write code"}], "category": "coding"}
-    (folder / "qualitative.jsonl").write_text(json.dumps(row) + "\n")
-    assert find_workload("speed-bench", folder).requests(0, 1).prompts == ["write code"]
+    other = {"messages": [{"content": "translate"}], "category": "multilingual"}
+    (folder / "qualitative.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(other)}\n")
+    assert find_workload("speed-bench", folder).requests(0, 2).prompts == ["write code", "translate"]
+    coding = find_workload("speed-bench-coding", folder)
+    assert (coding.name, coding.requests(0, 1).prompts) == ("speed-bench-coding", ["write code"])
+    prose = tmp_path / "prose.jsonl"
+    prose.write_text('{"prompt": "Once upon a time"}\n')
+    assert find_workload("jsonl", prose).name == "prose"
     for name, path in (
         ("sharegpt", folder / "qualitative.jsonl"),
         ("jsonl", sharegpt),
         ("jsonl", tmp_path / "no"),
+        ("speed-bench-codnig", folder),
     ):
         with pytest.raises(InputError):
             find_workload(name, path)

@@ -12,6 +12,7 @@ arm loses accuracy against the reference, however fast it is. Not covered: choos
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,15 +23,18 @@ from rich.table import Table
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import EngineError, GateFailed, InputError, MeasurementError
+from dspark_deploy.profile.schema import Expectation
 from tuning.accuracy import AccuracyRun
 from tuning.arm_result import arm_json, failed_arm
 from tuning.arms import ARMS, REFERENCE, Arm, arms
 from tuning.commands.common import Json, Sets, checked_profile, conclude, counts, require_libraries, words
+from tuning.expectations import Observed, holding, missed
 from tuning.judging.comparison import FAIL, compare
 from tuning.measurement import Measurement, Plan, measure
 from tuning.record import Record, Workload, now, own_engine
 from tuning.verdicts import judge_acceptance
 from tuning.workload import WORKLOADS, RandomTokens, find_workload
+from tuning.workload import Workload as LoadWorkload
 
 SEED_REQUESTS = 8
 
@@ -92,6 +96,7 @@ def measure_command(
     chosen = arms(loaded, facts, words(arm_names) or [])
     found, answers = _run(console, chosen, facts, plan, source, folder, boots)
     comparisons = _accuracy(answers, margin)
+    expectations = loaded.profile.expect
     result = {
         "ranks_k": source.ranks_k,
         "loads": list(plan.loads),
@@ -102,7 +107,13 @@ def measure_command(
         "arms": found,
         "accuracy_margin": margin,
         "against_reference": comparisons,
-        "verdicts": _verdicts(found, loaded.profile.expect, source.name, source.ranks_k),
+        "verdicts": _verdicts(found, expectations, source, plan),
+        "unexpected": [
+            sentence
+            for arm in found
+            if arm["state"] == "complete"
+            for sentence in missed(expectations, _observed(arm, source, plan))
+        ],
     }
     record = Record(
         kind="measure",
@@ -191,23 +202,37 @@ def _accuracy(answers: dict[str, AccuracyRun], margin: float) -> dict[str, dict[
     }
 
 
+def _observed(arm: dict[str, Any], source: LoadWorkload, plan: Plan) -> Observed:
+    """What an arm measured, to be held against the profile's `expect`."""
+    k, counts = arm["num_speculative_tokens"], arm["accuracy"]
+    closed = [load for load in arm["loads"] if load["valid"] and load["loop"] == "closed"]
+    boots: dict[int, list[float]] = {}
+    for load in closed:
+        boots.setdefault(load["concurrency"], []).append(load["tpot_ms"]["mean"])
+    fixed = (arm["acceptance"] or {}).get("per_position") is not None
+    return Observed(
+        label=arm["arm"],
+        workload=source.name,
+        k=k,
+        temperature=plan.temperature,
+        thinking=None if plan.chat else False,  # with --chat, the server's template decides
+        acceptance_length=arm["acceptance"]["length"] if k and fixed and source.ranks_k else None,
+        accuracy=counts["correct"] / counts["questions"] if counts and counts["questions"] else None,
+        tpot_ms={concurrency: sum(means) / len(means) for concurrency, means in boots.items()},
+    )
+
+
 def _verdicts(
-    found: list[dict[str, Any]], expectations: Any, workload: str, ranks_k: bool
+    found: list[dict[str, Any]], expectations: Sequence[Expectation], source: LoadWorkload, plan: Plan
 ) -> list[dict[str, str]]:
     """What is wrong with each arm's acceptance; nothing on random tokens, where it means nothing."""
     rows = []
     for arm in found:
         rates = (arm.get("acceptance") or {}).get("per_position")
-        if not rates or not ranks_k:
+        if not rates or not source.ranks_k:
             continue
-        expected = next(
-            (
-                e.acceptance_length
-                for e in expectations
-                if e.workload == workload and e.num_speculative_tokens in (None, len(rates))
-            ),
-            None,
-        )
+        held = holding(expectations, _observed(arm, source, plan))
+        expected = next((each.acceptance_length for each in held if each.acceptance_length), None)
         for verdict in judge_acceptance(rates, expected=expected):
             rows.append(
                 {

@@ -10,9 +10,10 @@ from dspark_deploy.profile import LoadedProfile
 GIB = 1 << 30
 UTILISATION = "gpu-memory-utilization"
 DEFAULT_UTILISATION = 0.9  # vLLM's
-FP32 = 4
+FP32, BF16 = 4, 2
 # For everything but weights, of what vLLM may take. A bound of this project's own, not a measurement.
 KV_LEAST = 0.05
+DRAFT_LOGITS_SHARE = 0.02  # likewise
 
 
 def _utilisation(loaded: LoadedProfile) -> float:
@@ -81,4 +82,35 @@ def sampler_logits_fit(loaded: LoadedProfile, facts: Facts) -> Findings:
             f"lower max-num-seqs or {UTILISATION}",
             where_arg(loaded, "max-num-seqs"),
             "vllm#48037",
+        )
+
+
+@rule("DRAFT_LOGITS_LARGE")
+def draft_logits_fit(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """Probabilistic drafting keeps a step's draft logits, in the head's bf16, where greedy keeps none.
+
+    max_num_seqs * k * vocabulary * 2 bytes on every GPU, taken from the KV cache.
+    """
+    speculative, sequences = loaded.profile.speculative, whole(loaded, "max-num-seqs")
+    vocabulary = facts.model.config.get("vocab_size") if facts.model else None
+    if (
+        speculative is None
+        or speculative.draft_sample_method != "probabilistic"
+        or sequences is None
+        or not isinstance(vocabulary, int)
+        or not facts.gpu_memory_gib
+    ):
+        return
+    k = speculative.num_speculative_tokens
+    logits = sequences * k * vocabulary * BF16 / GIB
+    allowed = min(facts.gpu_memory_gib) * _utilisation(loaded)
+    if logits > allowed * DRAFT_LOGITS_SHARE:
+        yield warning(
+            "DRAFT_LOGITS_LARGE",
+            f"probabilistic drafting keeps max-num-seqs * k * vocabulary * 2 B = {sequences} * {k} * "
+            f"{vocabulary} * 2 B = {logits:.1f} GiB of logits, of the {allowed:.0f} GiB that vLLM may take",
+            "lower max-num-seqs, or set speculative.draft_sample_method to greedy, whose drafts are accepted "
+            "less often above temperature 0",
+            loaded.where("speculative", "draft_sample_method"),
+            "vllm v1/worker/gpu/spec_decode/speculator.py",
         )

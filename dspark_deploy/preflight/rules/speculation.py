@@ -8,6 +8,7 @@ from dspark_deploy.preflight.rules.base import Finding, Findings, error, note, r
 from dspark_deploy.preflight.rules.context import (
     DEEPSEEK_V4,
     architecture,
+    arg,
     family,
     trained_block,
     variable,
@@ -16,6 +17,7 @@ from dspark_deploy.preflight.rules.context import (
 from dspark_deploy.profile import LoadedProfile
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+WATERMARK = "watermark-config"
 
 
 @rule("DSPARK_ON_MTP_CKPT", "MTP_ON_DSPARK_CKPT")
@@ -185,3 +187,22 @@ def dspark_has_its_runner(loaded: LoadedProfile, facts: Facts) -> Findings:
             where_env(loaded, RUNNER),
             "vllm v1/worker/gpu_model_runner.py",
         )
+
+
+@rule("WATERMARK_DRAFTS")
+def watermarked_drafts_are_sampled(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """vLLM watermarks drafts only where they are sampled, and verified one by one."""
+    speculative = loaded.profile.speculative
+    if speculative is None or arg(loaded, WATERMARK) in (None, ""):
+        return
+    wanted = {"draft_sample_method": "probabilistic", "rejection_sample_method": "standard"}
+    for name, value in wanted.items():
+        found = getattr(speculative, name)
+        if found != value:
+            yield error(
+                "WATERMARK_DRAFTS",
+                f"{name}: {found} together with {WATERMARK} is refused by vLLM at its start",
+                f"set speculative.{name} to {value}, or leave {WATERMARK} out",
+                loaded.where("speculative", name),
+                "vllm config/vllm.py",
+            )
