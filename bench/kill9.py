@@ -2,6 +2,8 @@
 
     python -m bench.kill9 --kills 50 --out bench/results/kill9.json
     python -m bench.kill9 --kills 4 --seed 7
+    python -m bench.kill9 --kills 12 --storage postgres --out bench/results/kill9_postgres.json
+    python -m bench.kill9 --kills 12 --storage grpc --out bench/results/kill9_grpc.json
 
 Each kill has a sweep of its own: it runs, is killed at a moment drawn evenly from the time that a whole one
 takes, from its opening to its last file, and is run again to its end. The engine is a stand-in of fixed cost
@@ -13,13 +15,16 @@ that holds a real process under the guardian, as an engine's is. Then the count,
     orphans      processes of the killed sweep that are there ten seconds later
     broken       files that can't be read after the kill, or partial ones left after the second run
 
-and `launched_more` is at most 1 a kill: the one that ran. Not covered: the machine itself going down, where
-the disk decides.
+and `launched_more` is at most 1 a kill: the one that ran. The storage is the sweep's own SQLite file, a
+database of its own on one PostgreSQL server, or optuna's gRPC proxy before such a database; what is in it is
+counted by SQL, beside optuna. Not covered: the machine itself going down, where the disk decides, and a proxy
+or a server that is killed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -28,6 +33,9 @@ import sqlite3
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +45,8 @@ import yaml
 
 from bench import cpu_case
 from dspark_deploy.launch.supervised import Supervised
+from tests.support.grpc_proxy import grpc_proxy
+from tests.support.postgres import postgres
 from tests.support.stand_in import StandIn
 from tests.support.sweeps import make
 from tests.unit.profiles import TEXT
@@ -57,6 +67,58 @@ sweep:
 """
 )
 ORPHAN_S = 10.0
+COMPLETE = (
+    "select a.value_json, t.number from trials t join trial_user_attributes a "
+    "on a.trial_id = t.trial_id and a.key = 'configuration' where t.state = 'COMPLETE'"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sweep keeps its trials: the URL it is given, None for its own file, and what is complete."""
+
+    url: str | None
+    rows: Callable[[], list[tuple[str, int]]]
+
+    def complete(self) -> dict[str, int]:
+        """The trial of each configuration that is complete."""
+        return dict(self.rows())
+
+
+def _of_file(file: Path) -> list[tuple[str, int]]:
+    if not file.exists():
+        return []
+    with sqlite3.connect(file) as database, contextlib.suppress(sqlite3.OperationalError):  # no tables yet
+        return database.execute(COMPLETE).fetchall()
+    return []
+
+
+def _of_server(url: str) -> list[tuple[str, int]]:
+    import psycopg2
+
+    with contextlib.closing(psycopg2.connect(url)) as database, database.cursor() as cursor:
+        cursor.execute("select to_regclass('trial_user_attributes')")
+        if cursor.fetchone() == (None,):
+            return []
+        cursor.execute(COMPLETE)
+        return list(cursor.fetchall())
+
+
+@contextmanager
+def place(kind: str, folder: Path, server: str) -> Iterator[Place]:
+    """A storage of this sweep alone: `sqlite`, `postgres` or `grpc`, the last two on `server`."""
+    if kind == "sqlite":
+        yield Place(None, lambda: _of_file(folder / "out" / "study.db"))
+        return
+    import psycopg2
+
+    name = f"sweep_{folder.name}"
+    with contextlib.closing(psycopg2.connect(server)) as database:
+        database.autocommit = True
+        database.cursor().execute(f"create database {name}")
+    url = f"{server.rpartition('/')[0]}/{name}"
+    with grpc_proxy(url) if kind == "grpc" else contextlib.nullcontext(url) as given:
+        yield Place(given, lambda: _of_server(url))
 
 
 class WithProcess(StandIn):
@@ -72,44 +134,27 @@ class WithProcess(StandIn):
             return super().__call__(*args, **kwargs)
 
 
-def sweep(folder: Path) -> None:
+def sweep(folder: Path, url: str | None) -> None:
     """One sweep, whole, in this process."""
     engine = WithProcess(cost_s=COST_S)
     engine.notes = folder / "launched"
     with locked(folder / "out"):
-        campaign = make(folder, engine, SPACE)
+        campaign = make(folder, engine, SPACE, storage=url)
         campaign.run()
         conclude(campaign, report=False)
 
 
-def fork(folder: Path) -> int:
+def fork(folder: Path, url: str | None) -> int:
     """A sweep in a process of its own, without the seconds that imports take. Returns its pid."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            sweep(folder)
+            sweep(folder, url)
             code = 0
         finally:
             os._exit(code)
     return pid
-
-
-def complete(folder: Path) -> dict[str, int]:
-    """The trial of each configuration that is complete in the storage."""
-    file = folder / "out" / "study.db"
-    if not file.exists():
-        return {}
-    with sqlite3.connect(file) as database:
-        if not database.execute(
-            "select 1 from sqlite_master where name = 'trial_user_attributes'"
-        ).fetchone():
-            return {}
-        rows = database.execute(
-            "select a.value_json, t.number from trials t join trial_user_attributes a "
-            "on a.trial_id = t.trial_id and a.key = 'configuration' where t.state = 'COMPLETE'"
-        ).fetchall()
-    return dict(rows)
 
 
 def launched(folder: Path) -> list[tuple[str, int]]:
@@ -138,18 +183,18 @@ def below(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def kill_one(folder: Path, after_s: float) -> dict[str, Any]:
+def kill_one(folder: Path, stored: Place, after_s: float) -> dict[str, Any]:
     """Sweep, kill, look, sweep again, look."""
-    pid = fork(folder)
+    pid = fork(folder, stored.url)
     time.sleep(after_s)
     family = below(pid)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    before, started = complete(folder), launched(folder)
+    before, started = stored.complete(), launched(folder)
     _, orphans = psutil.wait_procs(family, ORPHAN_S)
     halves = broken(folder / "out") if (folder / "out").exists() else []
-    _, ended = os.waitpid(fork(folder), 0)
-    after = complete(folder)
+    _, ended = os.waitpid(fork(folder, stored.url), 0)
+    after = stored.complete()
     again = [label for label, _ in launched(folder)[len(started) :]]
     result = json.loads((folder / "out" / "result.json").read_text())
     labels = {cell["configuration"]: cell["state"] for cell in result["cells"]}
@@ -169,24 +214,28 @@ def kill_one(folder: Path, after_s: float) -> dict[str, Any]:
     }
 
 
-def run(kills: int, seed: int) -> dict[str, Any]:
+def run(kills: int, seed: int, storage: str = "sqlite") -> dict[str, Any]:
     """All kills, and their sums."""
     moments = random.Random(seed)
     rows = []
-    with tempfile.TemporaryDirectory() as name:
+    server = contextlib.nullcontext("") if storage == "sqlite" else postgres()
+    with tempfile.TemporaryDirectory() as name, server as url:
         folder = Path(name) / "whole"
         folder.mkdir()
-        started = time.monotonic()
-        os.waitpid(fork(folder), 0)
-        whole_s = time.monotonic() - started
+        with place(storage, folder, url) as stored:
+            started = time.monotonic()
+            os.waitpid(fork(folder, stored.url), 0)
+            whole_s = time.monotonic() - started
         for number in range(kills):
             folder = Path(name) / f"{number}"
             folder.mkdir()
-            rows.append(kill_one(folder, moments.uniform(0, whole_s)))
+            with place(storage, folder, url) as stored:
+                rows.append(kill_one(folder, stored, moments.uniform(0, whole_s)))
     sums = {key: sum(row[key] for row in rows) for key in ("lost", "duplicates", "orphans", "broken")}
     good = not any(sums.values()) and all(row["resumed"] and row["launched_more"] <= 1 for row in rows)
     return {
         "origin": f"stand-in engine of fixed cost ({COST_S} s a configuration), a real process beside it",
+        "storage": storage,
         "configurations": rows[0]["complete_at_end"],
         "whole_sweep_s": round(whole_s, 2),
         "kills": kills,
@@ -204,12 +253,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--storage", choices=["sqlite", "postgres", "grpc"], default="sqlite")
     parser.add_argument("--out", type=Path, help="write the document here as well")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    document = run(options.kills, options.seed)
+    document = run(options.kills, options.seed, options.storage)
     document |= {key: cpu_case.machine()[key] for key in ("machine", "python", "date")}
-    document["command"] = f"python -m bench.kill9 --kills {options.kills} --seed {options.seed}"
+    given = f"--kills {options.kills} --seed {options.seed} --storage {options.storage}"
+    document["command"] = f"python -m bench.kill9 {given}"
     if options.out:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps({key: value for key, value in document.items() if key != "by_kill"}))

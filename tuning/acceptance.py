@@ -34,6 +34,8 @@ PREFIX_HITS = "vllm:prefix_cache_hits_total"
 GENERATED = "vllm:generation_tokens_total"
 FINISHED = "vllm:request_success_total"
 
+MOST_POSITIONS = 1024  # far above any draft; a damaged label would ask for a list of that length
+
 Labels = tuple[tuple[str, str], ...]
 Scrape = dict[tuple[str, Labels], float]
 
@@ -49,7 +51,7 @@ def parse_metrics(text: str) -> Scrape:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 found[sample.name, tuple(sorted(sample.labels.items()))] = float(sample.value)
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise MetricsError(f"not a Prometheus page: {error}") from error
     return found
 
@@ -64,8 +66,9 @@ def difference(before: Scrape, after: Scrape) -> Scrape:
             # A restarted engine can have passed its earlier count again; its birth date gives it away.
             raise MetricsError(f"{name}{dict(labels)} changed: the engine was restarted between the scrapes")
         if change < 0 and name.endswith("_total"):
+            was = before.get(key, 0.0)
             raise MetricsError(
-                f"{name}{dict(labels)} went from {before[key]:g} to {value:g}: the engine was restarted"
+                f"{name}{dict(labels)} went from {was:g} to {value:g}: the engine was restarted"
             )
         result[key] = change
     missing = [name for name, _ in before.keys() - after.keys() if name.startswith(PREFIX)]
@@ -183,6 +186,8 @@ def _summed(counted: Scrape) -> Acceptance:
     for (name, labels), value in counted.items():
         if name == PER_POSITION:
             position = int(dict(labels)["position"])
+            if not 0 <= position < MOST_POSITIONS:
+                raise ValueError(f"position {position} is none of a draft's")
             by_position[position] = by_position.get(position, 0.0) + value
     return Acceptance(
         round(total(counted, DRAFTS)),

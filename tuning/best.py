@@ -14,6 +14,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import RoundTripRepresenter
+from ruamel.yaml.scalarfloat import ScalarFloat
 
 from dspark_deploy.launch.command import SECRET_VARIABLES
 from dspark_deploy.launch.rundir import write_atomically
@@ -23,6 +26,17 @@ from dspark_deploy.redaction import redacted
 from tuning.space import Configuration
 
 ARGS = "engine.args."
+
+
+class _Exact(RoundTripRepresenter):
+    """Writes a number as it was written, unless that is another number in its last digit."""
+
+    def exact_float(self, value: ScalarFloat) -> ScalarNode:
+        node = self.represent_scalar_float(value)
+        return node if float(node.value) == value else self.represent_float(float(value))
+
+
+_Exact.add_representer(ScalarFloat, _Exact.exact_float)
 
 
 def write_best(
@@ -48,6 +62,7 @@ def write_best(
     if secrets:
         header = [*header, f"Secrets are not in it; set in the environment: {', '.join(secrets)}."]
     yaml = YAML()
+    yaml.Representer = _Exact
     yaml.preserve_quotes = True
     yaml.width = 110
     document = yaml.load(loaded.source.read_text(encoding="utf-8"))

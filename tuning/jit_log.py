@@ -25,7 +25,7 @@ GUARD_LINE = "dspark-deploy jit: library="
 PHASES = ("load", "warm-up", "capture", "serving")
 OURS = re.compile(
     r"dspark-deploy jit: library=(?P<library>\S+) kernel=(?P<kernel>\S+) phase=(?P<phase>\S+) "
-    r"tokens=(?P<tokens>\d+) seconds=(?P<seconds>[\d.]+) source=(?P<source>\S+) "
+    r"tokens=(?P<tokens>\d{1,18}) seconds=(?P<seconds>[\d.]+) source=(?P<source>\S+) "
     r"key=(?P<key>.*?)(?P<refused> refused=1)?$"
 )
 THEIRS = (

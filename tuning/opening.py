@@ -20,9 +20,9 @@ from dspark_deploy.errors import InputError
 from tuning import identity as identities
 from tuning.samplers import GRID, SAMPLED_TRIALS, choose
 from tuning.space import Space, fingerprint
-from tuning.storage import StorageErrors, open_storage, shown
+from tuning.storage import StorageErrors, naming_a_damaged_storage, open_storage, shown, study_names, unusable
 from tuning.study import Study, Violation
-from tuning.trials import complete_trials, open_study, stored_identity
+from tuning.trials import complete_trials, existing_study, open_study, stored_identity
 from tuning.workers import worker_name
 
 PREFIX = "dspark-sweep"
@@ -88,14 +88,17 @@ def open_sweep(
     name = f"{PREFIX}-{profile}-{fingerprint(identity)}"
     chosen, why = choose(sampler, len(space.cells))
     try:
-        names = optuna.get_all_study_names(storage)
+        with naming_a_damaged_storage(url):
+            names = study_names(storage)
         earlier = [
             each for each in names if re.fullmatch(rf"{PREFIX}-{re.escape(profile)}-[0-9a-f]{{12}}", each)
         ]
         if name not in names and earlier and options.seed_from is None:
             raise _refusal(folder, storage, earlier[-1], identity, space, options)
+        with naming_a_damaged_storage(url):
+            found = open_study(storage, name, identity, chosen)
         study = Study(
-            open_study(storage, name, identity, chosen),
+            found,
             space,
             worker_name(),
             chosen,
@@ -105,30 +108,27 @@ def open_sweep(
         )
         seeded = 0
         if options.seed_from is not None:
-            source = _source(options.seed_from, storage)
+            source = _source(options.seed_from, url, storage)
             if identities.comparable(stored_identity(source), identity):
                 seeded = study.take_over(source, violation_of)
     except StorageErrors as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"{shown(url)}: can't be used as storage: {shown(reason)}; start anew with --out"
-        ) from error
+        raise unusable(url, error) from error
     return Opened(study, storage, url, name, why, seeded)
 
 
-def _source(seed_from: str, storage: BaseStorage) -> optuna.Study:
+def _source(seed_from: str, url: str, storage: BaseStorage) -> optuna.Study:
     """The study to take trials from: of a folder, or by its name in the same storage."""
     file = Path(seed_from) / OWN
     if file.is_file():
-        storage = open_storage(f"sqlite:///{file.resolve()}")
-        names = [name for name in optuna.get_all_study_names(storage) if name.startswith(f"{PREFIX}-")]
+        url = f"sqlite:///{file.resolve()}"
+        storage = open_storage(url)
+        with naming_a_damaged_storage(url):
+            names = [name for name in study_names(storage) if name.startswith(f"{PREFIX}-")]
         seed_from = next((name for name in reversed(names) if not name.endswith("-finalists")), seed_from)
-    try:
-        return optuna.load_study(study_name=seed_from, storage=storage)
-    except KeyError as error:
-        raise InputError(
-            f"--seed-from {seed_from}: neither a sweep's folder nor a study in this storage"
-        ) from error
+    with naming_a_damaged_storage(url):
+        if seed_from in study_names(storage):
+            return existing_study(storage, seed_from)
+    raise InputError(f"--seed-from {seed_from}: neither a sweep's folder nor a study in this storage")
 
 
 def _refusal(
@@ -139,7 +139,8 @@ def _refusal(
     space: Space,
     options: Options,
 ) -> InputError:
-    study = optuna.load_study(study_name=name, storage=storage)
+    with naming_a_damaged_storage(options.storage or str(folder)):
+        study = existing_study(storage, name)
     found = complete_trials(study)
     source = str(folder) if options.storage is None else name
     return identities.refuse(

@@ -45,6 +45,11 @@ if importlib.util.find_spec("grpc") is not None:
     StorageLost = (*StorageLost, RpcError)
 # What it raises besides when it can't be opened or read.
 StorageErrors: tuple[type[Exception], ...] = (*StorageLost, OSError, ValueError)
+# What optuna's readers run into where a file can be read and holds something else than this optuna writes.
+# RuntimeError is another release's schema.
+Nonsense: tuple[type[Exception], ...] = (
+    *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, AssertionError, RuntimeError),
+)
 
 
 class SqliteStorage(RDBStorage):
@@ -97,8 +102,21 @@ class _Journal(JournalFileBackend):
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         try:
             yield from super().read_logs(log_number_from)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise optuna.exceptions.StorageInternalError(f"the journal is damaged: {error}") from error
+
+
+class _JournalReplay(JournalStorage):
+    """optuna's journal storage, whose replay of lines that are JSON and no journal is told as damage.
+
+    Of a line that lacks what its operation needs, optuna raises whatever comes of it.
+    """
+
+    def _sync_with_backend(self) -> None:
+        try:
+            super()._sync_with_backend()
+        except Nonsense as error:
+            raise optuna.exceptions.StorageInternalError(f"the journal is damaged: {error!r}") from error
 
 
 def open_storage(url: str) -> BaseStorage:
@@ -107,11 +125,8 @@ def open_storage(url: str) -> BaseStorage:
         _require("psycopg2", "PostgreSQL", "postgres")
     if url.startswith("grpc://"):
         _require("grpc", "optuna's gRPC proxy", "grpc")
-    try:
+    with naming_a_damaged_storage(url):
         return _open_beside_others(url)
-    except StorageErrors as error:
-        reason = mask_urls(str(error).partition("\n")[0])
-        raise InputError(f"{shown(url)}: can't be used as storage: {reason}") from error
 
 
 def _open_beside_others(url: str) -> BaseStorage:
@@ -132,7 +147,7 @@ def _open(url: str) -> BaseStorage:
         path = Path(url.removeprefix("journal://"))
         path.parent.mkdir(parents=True, exist_ok=True)
         # The lock of exclusively created files holds on NFS 3 as well, unlike symbolic links on some disks.
-        return JournalStorage(_Journal(str(path), _TrimmingLock(path)))
+        return _JournalReplay(_Journal(str(path), _TrimmingLock(path)))
     if url.startswith("sqlite:///") and url != "sqlite:///" and not url.endswith(":memory:"):
         path = Path(url.removeprefix("sqlite:///"))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,6 +178,34 @@ def _proxy(host: str, port: int) -> BaseStorage:
             f"grpc://{host}:{port}: nobody answers; start `dspark-tune storage-proxy` there"
         ) from error
     return storage
+
+
+def study_names(storage: BaseStorage) -> list[str]:
+    """The names of all studies. Raises TypeError for one that is no text, as damage leaves it."""
+    names = optuna.get_all_study_names(storage)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("a study's name is no text")
+    return names
+
+
+@contextmanager
+def naming_a_damaged_storage(url: str) -> Iterator[None]:
+    """Raises InputError for a storage that can't be opened or read. For calls of optuna's, and nothing else:
+    what it runs into would hide faults of ours.
+    """
+    try:
+        yield
+    except (*StorageErrors, *Nonsense) as error:
+        raise unusable(url, error) from error
+
+
+def unusable(url: str, error: Exception) -> InputError:
+    """The error for a storage that can't be opened or read."""
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return InputError(
+        f"{shown(url)}: can't be used as storage: {shown(reason)}; where it is damaged, start anew with "
+        f"another --out or --storage"
+    )
 
 
 @contextmanager

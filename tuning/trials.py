@@ -12,6 +12,7 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
@@ -52,6 +53,25 @@ class Outcome:
         return COMPLETE if self.measurement else INFEASIBLE if self.codes else FAILED
 
 
+class _Stored(BaseModel):
+    """What a worker writes into a trial, by its types; what others wrote beside it is left alone."""
+
+    model_config = ConfigDict(strict=True)
+
+    values: list[float] | None = Field(None, min_length=len(DIRECTIONS), max_length=len(DIRECTIONS))
+    constraints: dict[str, float]
+    configuration: dict[str, str | int | float | bool | None] = {}
+    worker: str = ""
+    reason: str = ""
+    codes: list[str] = []
+    lowered: dict[str, Any] | None = None
+    measurement: str = ""
+    answers: str = ""
+    seeded_from: str = ""
+    beat: int = 0
+    duplicate_of: int | None = None
+
+
 def open_study(storage: BaseStorage, name: str, identity: Mapping[str, Any], sampler: str) -> optuna.Study:
     """The study of this name, created where there is none, with its identity in it."""
     study = optuna.create_study(
@@ -66,6 +86,31 @@ def open_study(storage: BaseStorage, name: str, identity: Mapping[str, Any], sam
         with warnings.catch_warnings():  # names for a dashboard; nothing here depends on them
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(METRIC_NAMES)
+    return _checked(study)
+
+
+def existing_study(storage: BaseStorage, name: str) -> optuna.Study:
+    """The study of this name. Raises KeyError where there is none, and InputError for a damaged one."""
+    return _checked(optuna.load_study(study_name=name, storage=storage))
+
+
+def _checked(study: optuna.Study) -> optuna.Study:
+    """The study, if its trials are a sweep's: what samplers and fronts do with others is anybody's guess."""
+    if study.directions != list(DIRECTIONS):
+        raise InputError(f"study {study.study_name}: its objectives are not a sweep's")
+    for trial in study.get_trials(deepcopy=False):
+        try:
+            if trial.state is TrialState.COMPLETE and trial.values is None:
+                raise ValueError("complete without numbers")
+            _Stored.model_validate(
+                {**trial.user_attrs, "values": trial.values, "constraints": trial.constraints}
+            )
+            configuration_of(trial)
+        except (ValidationError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else repr(error)
+            raise InputError(
+                f"study {study.study_name}: trial {trial.number} is damaged ({reason}); start anew with --out"
+            ) from error
     return study
 
 

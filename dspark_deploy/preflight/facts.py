@@ -117,12 +117,10 @@ class Facts:
             data = parse_json(text)
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: not a file of facts: {error}") from error
-        known = {f.name for f in fields(cls)}
-        if not isinstance(data, dict) or not {"python", "versions"} <= data.keys() <= known:
-            raise InputError(
-                f"{path}: facts need 'python' and 'versions'; known keys: {', '.join(sorted(known))}"
-            )
-        faults = _unknown_keys(data)
+        if not isinstance(data, dict):
+            raise InputError(f"{path}: not a file of facts: `dspark-serve --facts-only` prints an object")
+        faults = [f"{name}: is required and missing" for name in ("python", "versions") if name not in data]
+        faults += _unknown_keys(data)
         if faults:
             raise InputError([f"{path}: {fault}" for fault in faults])
         try:
@@ -137,13 +135,14 @@ class Facts:
 
 
 def _unknown_keys(data: dict[str, Any]) -> list[str]:
-    """Misspelt keys below the top: pydantic takes a dataclass's unknown keys without a word."""
-    parts = [(name, data.get(name), kind) for name, kind in PARTS.items()]
+    """Misspelt keys: pydantic takes a dataclass's unknown keys without a word."""
+    parts: list[tuple[str, Any, type]] = [("", data, Facts)]
+    parts += [(f"{name}.", data.get(name), kind) for name, kind in PARTS.items()]
     caches = data.get("caches")
     if isinstance(caches, list):
-        parts += [(f"caches.{i}", each, Cache) for i, each in enumerate(caches)]
+        parts += [(f"caches.{i}.", each, Cache) for i, each in enumerate(caches)]
     return [
-        f"{name}.{key}: unknown key; known: {', '.join(sorted(known))}"
+        f"{name}{key}: unknown key; known: {', '.join(sorted(known))}"
         for name, part, kind in parts
         if isinstance(part, dict)
         for known in [{f.name for f in fields(kind)}]

@@ -18,6 +18,7 @@ from dspark_deploy.errors import InputError
 Path_ = tuple[str | int, ...]
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
+MAX_BITS = 64  # of an integer: no setting needs more, and nobody can print one of 4300 digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,10 @@ def _build(node: yaml.Node, path: Path_, name: str, places: dict[Path_, Place], 
     if isinstance(node, yaml.SequenceNode):
         return [_build(item, (*path, i), name, places, faults) for i, item in enumerate(node.value)]
     try:
-        return yaml.SafeLoader.construct_object(yaml.SafeLoader(""), node)
+        value = yaml.SafeLoader.construct_object(yaml.SafeLoader(""), node)
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise ValueError(f"an integer of more than {MAX_BITS} bits")
+        return value
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         problem = getattr(error, "problem", None) or str(error)
         faults.append(f"{name}:{line}: {dotted(path)}: {problem}")

@@ -192,11 +192,17 @@ def _explain(fault: Any, path: tuple[str | int, ...]) -> str:
         return (
             f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known: {', '.join(known)}"
         )
+    if kind == "union_tag_not_found":
+        return f"{fault['ctx']['discriminator']} is required and missing, got {_shown(fault['input'])}"
     message = message.removeprefix("Value error, ")
     if path[:2] == ("engine", "env") or any(is_secret(str(part)) for part in path):
         return message
-    shown = repr(redacted(fault["input"]))
-    return f"{message}, got {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    return f"{message}, got {_shown(fault['input'])}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(redacted(value))
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _keys(path: tuple[str | int, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Scalar = str | int | float | bool
@@ -90,8 +90,8 @@ class Engine(Section):
     @classmethod
     def _is_specifier(cls, value: str) -> str:
         try:
-            SpecifierSet(value)
-        except InvalidSpecifier as error:
+            SpecifierSet(value).contains("0")  # its versions are read when it is asked
+        except ValueError as error:
             raise ValueError(f"{value!r} is not a version range; write one like '>=0.26,<0.34'") from error
         return value
 
@@ -207,9 +207,7 @@ class Expectation(Section):
     @field_validator("acceptance_length", "accuracy", "tpot_ms", mode="before")
     @classmethod
     def _range(cls, value: object) -> object:
-        if isinstance(value, list):
-            return tuple(float(v) if isinstance(v, int) else v for v in value)
-        return value
+        return tuple(value) if isinstance(value, list) else value
 
     @field_validator("acceptance_length", "accuracy", "tpot_ms")
     @classmethod
@@ -241,7 +239,7 @@ class SpaceSettings(Section):
     rejection_sample_method: list[Literal["standard", "block"]] = Field(default_factory=list)
     dspark_draft_topk: list[Positive | Literal["all"]] = Field(default_factory=list)
     capture_sizes: list[Literal["rendered"] | Positive | list[Positive]] = Field(default_factory=list)
-    max_num_seqs: list[Positive] = Field(default_factory=list)
+    max_num_seqs: list[Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]] = Field(default_factory=list)
     max_num_batched_tokens: list[Positive] = Field(default_factory=list)
     mhc_provider: list[Literal["auto", "aiter", "tilelang", "torch"]] = Field(default_factory=list)
 

@@ -56,6 +56,17 @@ def test_sigkill_of_serve_leaves_nothing(tmp_path: Path) -> None:
     whole(tmp_path)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_a_sweep_in_a_measurement(tmp_path: Path, number: signal.Signals) -> None:
+    command = Command(tmp_path, "tune", *SWEEP, *QUICK, bad={"fault": "silent metrics"})
+    command.wait_for("none: load 1")
+    command.process.send_signal(number)
+    ended = command.end()
+    assert (ended.code, ended.document["status"]) == (130, "interrupted")
+    assert f"stopped by {number.name}" in ended.stderr
+    whole(tmp_path)
+
+
 def test_a_sweep_that_is_interrupted_says_so_and_owes_the_trial(tmp_path: Path) -> None:
     command = Command(tmp_path, "tune", *SWEEP, *QUICK, bad={"fault": "hang at start"})
     command.wait_for("booting the engine")

@@ -45,11 +45,14 @@ def states(folder: Path) -> list[tuple[str, str]]:
     ("bad", "code", "says"),
     [
         ({"fault": "exit at load"}, 5, "weights are not what config.json says"),
+        ({"fault": "killed at load"}, 5, "exited with code 137 after"),
         ({"dies_at": 1}, 6, DIED),  # at warm-up
         ({"dies_at": 6}, 6, DIED),  # in the load
         ({"dies_at": 9}, 6, DIED),  # among the questions
         ({"fault": "garbage metrics"}, 1, "not a Prometheus page"),
         ({"fault": "error body"}, 1, "the engine is tired"),
+        # Ended after its grace; the reason is the stand-in's own, which knows one answer to everything.
+        ({"fault": "hang at shutdown"}, 1, "no question was answered rightly"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )

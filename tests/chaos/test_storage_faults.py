@@ -127,6 +127,37 @@ def test_a_journal_cut_off_in_the_middle_of_a_line(tmp_path: Path) -> None:
     assert all(isinstance(json.loads(line), dict) for line in journal.read_text().splitlines())
 
 
+WAITS = """\
+import sys
+from pathlib import Path
+from tuning.storage import _TrimmingLock
+lock = _TrimmingLock(Path(sys.argv[1]))
+print("waiting", flush=True)
+lock.acquire()
+print("in", flush=True)
+lock.release()
+"""
+
+
+def test_the_half_line_of_a_writer_that_lives_is_left_alone(tmp_path: Path) -> None:
+    """Whoever trimmed before he had the lock would cut off what another process is writing."""
+    journal = tmp_path / "study.journal"
+    journal.write_bytes(b'{"line": 1}\n')
+    lock = storages._TrimmingLock(journal)
+    lock.acquire()
+    with journal.open("ab", buffering=0) as handle:
+        handle.write(b'{"line"')
+        other = subprocess.Popen([sys.executable, "-c", WAITS, journal], stdout=subprocess.PIPE, text=True)
+        assert other.stdout is not None and other.stdout.readline() == "waiting\n"
+        time.sleep(0.5)
+        assert other.poll() is None and journal.read_bytes().endswith(b'{"line"')
+        handle.write(b": 2}\n")
+    lock.release()
+    said, _ = other.communicate(timeout=30)
+    assert (said, other.returncode) == ("in\n", 0)
+    assert [json.loads(line) for line in journal.read_text().splitlines()] == [{"line": 1}, {"line": 2}]
+
+
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [

@@ -6,8 +6,8 @@
 
 BAD_ENGINE in the environment says how, as a JSON object:
 
-    fault     exit at load | hang at start | hang at shutdown | silent metrics | garbage metrics |
-              error body | none
+    fault     exit at load | killed at load | hang at start | hang at shutdown | silent metrics |
+              garbage metrics | error body | none
     dies_at   the number of the completion at which it kills itself, or after an "out of memory" traceback
     memory    true: it dies of memory
 
@@ -89,6 +89,8 @@ def serve(argv: list[str]) -> None:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     if fault == "exit at load":
         sys.exit("ValueError: weights are not what config.json says")
+    if fault == "killed at load":
+        os.kill(os.getpid(), signal.SIGKILL)
     if fault == "hang at start":
         time.sleep(600)
     if fault == "hang at shutdown":

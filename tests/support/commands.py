@@ -1,4 +1,4 @@
-"""Both commands as processes, on the stand-in engine that goes wrong, and what they leave behind."""
+"""Both commands as processes, on the stand-in engine that goes wrong or on the real one, and what is left."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ class Ended:
 
 
 class Command:
-    """One command in a folder. Every process below it carries the folder's name in its environment."""
+    """One command in a folder, on the stand-in engine unless `real`.
+
+    Every process below it carries the folder's name in its environment, but for those of vLLM that write
+    their title over it.
+    """
 
     def __init__(
         self,
@@ -50,13 +54,16 @@ class Command:
         *arguments: str,
         bad: dict[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
+        real: bool = False,
     ) -> None:
         self.folder, self._started = folder, time.monotonic()
         environment = {**os.environ, **(env or {}), "BAD_ENGINE": json.dumps(bad or {}), MARK: str(folder)}
         environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         end = arguments.index("--") if "--" in arguments else len(arguments)
         words = [*arguments[:end], "--json", *arguments[end:]]
-        command = [sys.executable, "-m", "tests.support.bad_engine", name, *words]
+        module = {"serve": "dspark_deploy.serve", "tune": "tuning.sweep"}[name]
+        program = [module] if real else ["tests.support.bad_engine", name]
+        command = [sys.executable, "-m", *program, *words]
         with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=err)
 

@@ -55,6 +55,30 @@ def test_a_huge_log_is_read_from_its_end(tmp_path: Path) -> None:
     assert meaningful_lines(log) == ["MemoryError: just now"]
 
 
+def characters_read() -> int:
+    """What this process has read from files so far, in bytes."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_log_of_ten_gigabytes_is_not_read_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    follower = LogFollower(log)
+    log.write_text("INFO starting\n")
+    assert follower.new_lines() == ["INFO starting"]
+    with log.open("ab") as handle:
+        handle.truncate(10 << 30)  # a hole; it takes no disk
+    with log.open("ab") as handle:
+        handle.write(b"\nMemoryError: just now\n")
+    before = characters_read()
+    lines = follower.new_lines()
+    assert "bytes of the log are not shown" in lines[0] and lines[-1] == "MemoryError: just now"
+    assert meaningful_lines(log) == ["MemoryError: just now"]
+    assert characters_read() - before < 32 << 20
+    with log.open("ab") as handle:
+        handle.write(b"INFO and on\n")
+    assert follower.new_lines() == ["INFO and on"]
+
+
 def test_follower_gives_each_complete_line_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     follower = LogFollower(log)

@@ -61,6 +61,8 @@ def test_all_faults_at_once_with_line_and_remedy(tmp_path: Path) -> None:
         ("  port: 8123", "  env: {'A=B': x}", "'A=B' is no name of an environment variable"),
         ("  port: 8123", '  host: "x\\0"', "test.yaml:6: a NUL character"),
         ("name: test", "name: " + "[" * 5000, "nested too deeply"),
+        ("name: test", "name: 0x" + "f" * 5000, "test.yaml:1: name: an integer of more than 64 bits"),
+        ("name: test", "name: test\nexpect: [{workload: x, accuracy: [0, 0x" + "f" * 400 + "]}]", "64 bits"),
         ("name: test", "name: test\nsweep: {temperature: .inf}", "sweep.temperature"),
         ("name: test", "name: test\nexpect: [{workload: x, accuracy: [0.9, 0.1]}]", "from the lower number"),
         (

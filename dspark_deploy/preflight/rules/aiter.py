@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule
@@ -42,7 +42,7 @@ def aiter_installed(loaded: LoadedProfile, facts: Facts) -> Findings:
         return
     try:
         old = Version(found) < AITER_FLOOR
-    except InvalidVersion:  # built from a checkout; its signatures are looked at all the same
+    except ValueError:  # built from a checkout; its signatures are looked at all the same
         return
     if old:
         yield error(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule
@@ -40,7 +40,7 @@ def vllm_installed(loaded: LoadedProfile, facts: Facts) -> Findings:
     wanted = SpecifierSet(loaded.profile.engine.vllm, prereleases=True)
     try:
         inside = Version(facts.vllm_version) in wanted
-    except InvalidVersion:  # a build from a checkout can be called anything
+    except ValueError:  # a build from a checkout can be called anything
         return
     if not inside:
         yield error(
