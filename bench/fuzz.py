@@ -121,8 +121,11 @@ def by_coverage(target: str, inputs: int, seed: int, folder: Path) -> dict[str, 
         if not told.exists():
             raise SystemExit(f"atheris ended with {done.returncode} on {target}:\n{done.stderr[-2000:]}")
         count, failed = (int(part) for part in told.read_text().split())
-    sys.stdout.writelines(f"{line}\n" for line in done.stdout.splitlines() if line.startswith("FAILED"))
-    return {"inputs": count, "seconds": round(time.monotonic() - started, 1), "failures": failed}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    kinds = [line.removeprefix("FAILED ") for line in lines]  # the first of each kind
+    seconds = round(time.monotonic() - started, 1)
+    return {"inputs": count, "seconds": seconds, "failures": failed, "kinds": kinds}
 
 
 def atheris_child(options: argparse.Namespace) -> None:

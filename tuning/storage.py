@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import optuna
+from alembic.util import CommandError
 from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
@@ -46,9 +47,10 @@ if importlib.util.find_spec("grpc") is not None:
 # What it raises besides when it can't be opened or read.
 StorageErrors: tuple[type[Exception], ...] = (*StorageLost, OSError, ValueError)
 # What optuna's readers run into where a file can be read and holds something else than this optuna writes.
-# RuntimeError is another release's schema.
+# RuntimeError is another release's schema, CommandError a table of schemas that is none.
 Nonsense: tuple[type[Exception], ...] = (
     *(LookupError, TypeError, AttributeError, ValueError, ArithmeticError, AssertionError, RuntimeError),
+    CommandError,
 )
 
 

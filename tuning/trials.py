@@ -102,6 +102,8 @@ def _checked(study: optuna.Study) -> optuna.Study:
         try:
             if trial.state is TrialState.COMPLETE and trial.values is None:
                 raise ValueError("complete without numbers")
+            if any(isinstance(value, int) and value.bit_length() > 63 for value in trial.values or ()):
+                raise ValueError("a number beyond 64 bits")
             _Stored.model_validate(
                 {**trial.user_attrs, "values": trial.values, "constraints": trial.constraints}
             )
