@@ -91,7 +91,7 @@ def test_a_sweep_on_gsm8k_whole_but_for_the_engine(tmp_path: Path) -> None:
     arguments += ["--workload", "gsm8k", "--data", str(gsm8k_folder()), "--accuracy-problems", "60"]
     arguments += ["--prompts-per-load", "4", "--boots", "0", "--no-report", "--out", "out"]
     arguments += ["--set", "engine.stop_timeout_s=1"]
-    ended = Command(tmp_path, "dspark-tune", *arguments).end()
+    ended = Command(tmp_path, "tune", *arguments).end()
     assert ended.code == 0, ended.stderr
     cell = ended.document["cells"][0]
     # The stand-in answers 7 to everything, which is right for some of GSM8K's first questions.
