@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark_deploy.errors import InputError
-from dspark_deploy.plain_json import parse_json
+from dspark_deploy.plain_json import json_lines, parse_json
 from dspark_deploy.tiny import language
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ def _prompts(seed: int, count: int) -> list[str]:
 
 def _json_lines(path: Path) -> list[Any]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [parse_json(line) for line in lines if line.strip()]
+        lines = json_lines(path.read_text(encoding="utf-8"))
+        return [parse_json(line) for _, line in lines]
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: can't be read as JSON lines: {error}") from error
 

@@ -11,8 +11,9 @@ from dspark_deploy.launch.command import redacted_command
 from dspark_deploy.preflight.synthetic import config_of_flags
 from tuning.acceptance_log import read_log
 from tuning.accuracy import AccuracyRun
-from tuning.commands.gsm8k import _template_arguments, read_completions
+from tuning.commands.gsm8k import _template_arguments
 from tuning.commands.serve_best import best_profile
+from tuning.gsm8k.completions import read_completions
 from tuning.judging.divergence import read_beginnings
 from tuning.workload import find_workload
 

@@ -255,6 +255,35 @@ def commands_on(engine: SimulatedEngine, url: str, tune: Tune, data: Path, tmp_p
     assert thinking.document["status"] == "error" and thinking.document["result"]["accuracy"] is None
 
 
+LINE = {"id": "a", "completion": "#### 1", "gold": "1", "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({**LINE, "finish_reason": None}, "finish_reason"),
+        (
+            {name: value for name, value in LINE.items() if name != "finish_reason"},
+            "finish_reason: Field req",
+        ),
+        ({**LINE, "completion": None}, "completion: Input should be a valid string"),
+        ({**LINE, "gold": "1e999999999"}, "'1e999999999' is no number; write it as 72"),
+        ({**LINE, "gold": float("nan")}, "'nan' is no number"),
+        ({**LINE, "gold": 1e300}, "'1e+300' is no number"),
+        ({**LINE, "gold": True}, "gold"),
+        ({**LINE, "tokens": -1}, "tokens"),
+        ({**LINE, "id": "first"}, "'first' is there already"),
+        ([1], "one JSON object"),
+    ],
+)
+def test_a_completion_that_cant_be_scored(tune: Tune, tmp_path: Path, line: object, says: str) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text(json.dumps({**LINE, "id": "first", "gold": 1}) + "\n" + json.dumps(line) + "\n")
+    done = tune("gsm8k", "score", file)
+    assert done.code == 2 and "answers.jsonl:2: " in done.document["error"], done.document
+    assert says in done.document["error"] and "Error(" not in done.document["error"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_deploy.console import people
-from dspark_deploy.errors import GateFailed, InputError
+from dspark_deploy.errors import GateFailed, InputError, MeasurementError
 from tuning.acceptance import (
     Acceptance,
+    MetricsError,
     Scrape,
     acceptance_between,
     difference,
@@ -66,13 +67,16 @@ def acceptance(
             pages = _page(before), _page(after)
         else:
             pages, engine = _scrapes(console, str(url), model, seconds)
-        found = acceptance_between(*pages)
+        found = _between(pages, [str(path) for path in (before, after) if path is not None])
         extra = {
             "engines": engines(pages[1]),
             "past_end_share": past_end_share(difference(*pages)),
         }
     if not found.drafts:
-        raise InputError("nothing was drafted between the two: was there traffic, and does it speculate?")
+        raise MeasurementError(
+            "nothing was drafted in that time, so there is no acceptance: was there traffic, and does the "
+            "engine speculate?"
+        )
     verdicts = judge_acceptance(found.position_rates, block=block, expected=expected, fixed_k=not adaptive)
     result = _result(found, adaptive) | extra
     result["verdicts"] = [
@@ -128,7 +132,20 @@ def _page(path: Path) -> Scrape:
     try:
         return parse_metrics(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: can't be read: {error}; save a page with curl URL/metrics") from error
+        raise InputError(
+            f"{path}: can't be read: {error}; save it anew: curl URL/metrics > {path}"
+        ) from error
+    except MetricsError as error:
+        raise InputError(f"{path}: {error}; save it anew: curl URL/metrics > {path}") from error
+
+
+def _between(pages: tuple[Scrape, Scrape], files: list[str]) -> Acceptance:
+    try:
+        return acceptance_between(*pages)
+    except MetricsError as error:
+        if not files:
+            raise
+        raise MetricsError(f"{' and '.join(files)}: {error}") from error
 
 
 def _scrapes(

@@ -110,9 +110,10 @@ def read_run(path: Path, arm: str) -> AccuracyRun:
         stored = Record.read(record)
         if stored.kind == "gsm8k" and stored.result["void"]:
             raise InputError(f"{path}: the run is void: {'; '.join(stored.result['void'])}")
-    run = AccuracyRun.read(_items(path, arm))
-    if any(item.state == "error" for item in run.items):
-        raise InputError(f"{path}: holds failed requests, so it has no accuracy; run it again")
+    items = _items(path, arm)
+    run = AccuracyRun.read(items)
+    if reasons := run.void_reasons():
+        raise InputError(f"{items}: has no accuracy, so it can't be compared: {'; '.join(reasons)}")
     return run
 
 

@@ -19,10 +19,11 @@ from rich.console import Console
 from dspark_deploy.console import people, print_json
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
-from tuning.accuracy import AccuracyRun, Item
+from tuning.accuracy import AccuracyRun
 from tuning.commands.common import Json, Model, ProfileOption, Sets, Url, an_endpoint, conclude, item_progress
+from tuning.gsm8k.completions import read_completions
 from tuning.gsm8k.dataset import load_gsm8k
-from tuning.gsm8k.protocols import PROTOCOLS, find_protocol, rescore
+from tuning.gsm8k.protocols import PROTOCOLS, find_protocol
 from tuning.gsm8k.run import refuse_void, run_in_folder, summary
 from tuning.measurement import instrumented
 from tuning.record import Record, Workload, now
@@ -124,28 +125,6 @@ def score(
             for item in answers.items
         ]
         print_json({**found, "items": items})
-
-
-def read_completions(file: Path, protocol: str) -> list[Item]:
-    """The lines of a file, scored. Raises InputError naming the first line that can't be."""
-    chosen = find_protocol(protocol)
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: can't be read: {error}") from error
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            found.append(rescore(parse_json(line), chosen, number))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{file}:{number}: needs id, gold, finish_reason, and text or completion ({error!r})"
-            ) from error
-    if not found:
-        raise InputError(f"{file}: is empty")
-    return found
 
 
 def show(console: Console, result: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from rich.table import Table
 from dspark_deploy.console import people
 from dspark_deploy.errors import EngineError, GateFailed, InputError, MeasurementError
 from dspark_deploy.profile.schema import Expectation
-from tuning.accuracy import AccuracyRun
+from tuning.accuracy import MOST_TRUNCATED, AccuracyRun
 from tuning.arm_result import arm_json, failed_arm
 from tuning.arms import ARMS, REFERENCE, Arm, arms
 from tuning.commands.common import Json, Sets, checked_profile, conclude, counts, require_libraries, words
@@ -311,6 +311,15 @@ def show(console: Console, document: dict[str, Any]) -> None:
             f"{found['gained']} gained, {found['lost']} lost: {each['verdict']}",
             markup=False,
         )
+    for arm in result["arms"]:
+        counted = arm.get("accuracy")
+        if counted and counted["truncated"] > MOST_TRUNCATED * counted["questions"]:
+            console.print(
+                f"{arm['arm']}: {counted['truncated']} of {counted['questions']} answers were cut off and "
+                f"count as wrong; compare refuses so many: ask with more --output-tokens",
+                style="yellow",
+                markup=False,
+            )
     for verdict in result["verdicts"]:
         console.print(
             f"{verdict['arm']}: {verdict['name']}: {verdict['message']}", style="yellow", markup=False

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import InputError
-from dspark_deploy.plain_json import parse_json
+from dspark_deploy.plain_json import json_lines, parse_json
 from tuning.gsm8k.extraction import gold
 
 SHOTS = 8
@@ -100,15 +100,14 @@ def _from_folder(folder: Path) -> Dataset:
 def _rows(path: Path) -> list[Row]:
     found: list[Row] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = json_lines(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: can't be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append(_row(parse_json(line)))
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(f"{path}:{number}: is no GSM8K row ({error!r})") from error
+    for number, line in lines:
+        try:
+            found.append(_row(parse_json(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}:{number}: is no GSM8K row ({error!r})") from error
     if not found:
         raise InputError(f"{path}: is empty")
     return found

@@ -123,23 +123,3 @@ def find_protocol(name: str) -> Protocol:
     if name not in PROTOCOLS:
         raise InputError(f"--protocol {name}: is none of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
-
-
-def rescore(document: Mapping[str, Any], protocol: Protocol, number: int) -> Item:
-    """One line of a file of completions, scored anew: ours, or {"completion", "gold", "finish_reason"}.
-
-    Raises ValueError or KeyError for a line that is neither.
-    """
-    text = document["text"] if "text" in document else document["completion"]
-    right = protocol.reading(str(document["gold"]))
-    if right is None or not isinstance(text, str):
-        raise ValueError("gold is no number, or the completion no text")
-    question = Question(str(document.get("id", f"line-{number}")), "", right)
-    answer = Answer(
-        text,
-        str(document.get("reasoning") or ""),
-        str(document.get("finish_reason") or ""),
-        document.get("tokens"),
-        histogram=tuple(document.get("histogram") or ()),
-    )
-    return protocol.score(question, answer)
