@@ -9,6 +9,7 @@ Exit code 7 where a verdict is against it. Not covered: sending the traffic; `me
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from rich.table import Table
 from dspark_deploy.console import people
 from dspark_deploy.errors import GateFailed, InputError, MeasurementError
 from tuning.acceptance import (
+    MOST_POSITIONS,
     Acceptance,
     MetricsError,
     Scrape,
@@ -30,11 +32,13 @@ from tuning.acceptance import (
     past_end_share,
 )
 from tuning.acceptance_log import read_log
-from tuning.commands.common import Json, Model, Url, conclude
+from tuning.commands.common import Json, Model, Url, conclude, finite
 from tuning.endpoint import Endpoint
 from tuning.record import Engine as EngineOfRecord
 from tuning.record import Record, foreign_engine, now
 from tuning.verdicts import FEW_DRAFTS, judge_acceptance
+
+MOST_SECONDS = 7 * 24 * 3600
 
 
 def acceptance(
@@ -43,8 +47,13 @@ def acceptance(
     log: Annotated[Path | None, typer.Option(help="vLLM's log, in place of metrics")] = None,
     url: Url = None,
     model: Model = None,
-    seconds: Annotated[float, typer.Option(help="With --url: time between the scrapes", min=0)] = 60,
-    block: Annotated[int | None, typer.Option(help="The draft's trained width", min=1)] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(help="With --url: time between the scrapes", min=0, max=MOST_SECONDS, callback=finite),
+    ] = 60,
+    block: Annotated[
+        int | None, typer.Option(help="The draft's trained width", min=1, max=MOST_POSITIONS)
+    ] = None,
     expect: Annotated[str | None, typer.Option(help="Expected acceptance length, as 3.4,3.7")] = None,
     adaptive: Annotated[
         bool, typer.Option("--adaptive", help="k isn't fixed: judge the length only")
@@ -165,6 +174,6 @@ def _range(text: str | None) -> tuple[float, float] | None:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"--expect {text}: write a range as 3.4,3.7") from None
-    if not 1 <= low <= high:
+    if not 1 <= low <= high < math.inf:
         raise InputError(f"--expect {text}: a range goes from the lower number to the higher, from 1 up")
     return low, high

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from dspark_deploy.launch.rundir import new_run_directory
 from dspark_deploy.preflight import Facts, Severity, check, probe
 from dspark_deploy.profile import LoadedProfile, load_profile
 from dspark_deploy.profile.loading import validated
+from dspark_deploy.profile.schema import MOST_SEQUENCES
 from tuning.endpoint import Endpoint
 from tuning.record import Engine as EngineOfRecord
 from tuning.record import Record, foreign_engine, own_engine
@@ -34,6 +36,16 @@ Url = Annotated[str | None, typer.Option("--url", help="An OpenAI endpoint that 
 Model = Annotated[str | None, typer.Option("--model", help="Model name there, where it serves several")]
 
 PROGRESS_LINES = 10
+LONGEST_NUMBER = 18  # digits; Python reads no more than 4300, and none of ours is longer
+MOST_RATE = 1e6
+LEAST_MARGIN, MOST_MARGIN = 0.0001, 0.5
+
+
+def finite(value: float | None) -> float | None:
+    """Callback of every option that is a float: a range takes nan, since nan is neither below nor above."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to measure with")
+    return value
 
 
 def words(text: str | None) -> list[str] | None:
@@ -46,17 +58,36 @@ def numbers(text: str | None, flag: str) -> list[int | str] | None:
     found = words(text)
     if found is None:
         return None
-    bad = [word for word in found if not (word.isdecimal() or word == "none")]
+    bad = [word for word in found if not (_is_number(word) or word == "none")]
     if bad or not found:
         raise InputError(f"{flag} {text}: {bad[0] if bad else 'nothing'!r} is no number; write it as 1,3,5")
     return [int(word) if word.isdecimal() else word for word in found]
 
 
-def counts(text: str, flag: str) -> list[int]:
-    """`1,8` as numbers of at least 1. Raises InputError."""
-    found = [number for number in numbers(text, flag) or [] if isinstance(number, int) and number > 0]
-    if len(found) != len(words(text) or []):
-        raise InputError(f"{flag} {text}: wants numbers from 1 up, as 1,8")
+def _is_number(word: str) -> bool:
+    return word.isdecimal() and len(word) <= LONGEST_NUMBER
+
+
+def counts(text: str, flag: str, most: int = MOST_SEQUENCES) -> list[int]:
+    """`1,8` as different numbers from 1 to `most`. Raises InputError."""
+    found = [number for number in numbers(text, flag) or [] if isinstance(number, int)]
+    if len(found) != len(words(text) or []) or not all(1 <= number <= most for number in found):
+        raise InputError(f"{flag} {text}: wants numbers from 1 to {most}, as 1,8")
+    if len(set(found)) < len(found):
+        raise InputError(f"{flag} {text}: names a number twice")
+    return found
+
+
+def rates(text: str | None, flag: str) -> list[float]:
+    """`2,0.5` as different numbers above 0, none where it is None. Raises InputError."""
+    try:
+        found = [float(word) for word in words(text) or []]
+    except ValueError:
+        found = [0.0]
+    if not all(0 < rate <= MOST_RATE for rate in found) or (text is not None and not found):
+        raise InputError(f"{flag} {text}: wants numbers above 0, up to {MOST_RATE:g}, as 2,8")
+    if len(set(found)) < len(found):
+        raise InputError(f"{flag} {text}: names a number twice")
     return found
 
 

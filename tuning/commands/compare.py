@@ -22,13 +22,18 @@ from dspark_deploy.console import people
 from dspark_deploy.errors import GateFailed, InputError
 from tuning.accuracy import AccuracyRun
 from tuning.arms import FIXED
-from tuning.commands.common import Json, conclude
+from tuning.commands.common import LEAST_MARGIN, MOST_MARGIN, Json, conclude, finite
 from tuning.judging.comparison import FAIL, PASS, compare
 from tuning.record import Record, now
 from tuning.statistics import paired_mean_difference
 
 Run = Annotated[Path, typer.Argument(help="items.jsonl, or a folder of gsm8k run or measure")]
-Margin = Annotated[float, typer.Option(help="Largest loss that is accepted, as 0.01", min=0.0001, max=0.5)]
+Margin = Annotated[
+    float,
+    typer.Option(
+        help="Largest loss that is accepted, as 0.01", min=LEAST_MARGIN, max=MOST_MARGIN, callback=finite
+    ),
+]
 Null = Annotated[list[Path] | None, typer.Option("--null", help="Two runs of one build: give it twice")]
 ArmOption = Annotated[str, typer.Option("--arm", help="Which arm of a folder of measure")]
 Out = Annotated[Path | None, typer.Option(help="Write the record here")]

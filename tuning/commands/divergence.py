@@ -17,6 +17,7 @@ from rich.console import Console
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import InputError
+from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES
 from tuning.commands.common import Json, Model, ProfileOption, Sets, Url, an_endpoint, conclude
 from tuning.judging.divergence import KIND, PROMPTS, TOKENS, across, collect, read_beginnings, within
 from tuning.record import Record, Workload, now, text_sha256
@@ -30,8 +31,8 @@ def divergence(
     profile: ProfileOption = None,
     sets: Sets = None,
     data: Annotated[Path | None, typer.Option(help="Prompts: JSONL, or GSM8K's folder")] = None,
-    prompts: Annotated[int, typer.Option(help="How many prompts", min=1)] = PROMPTS,
-    concurrency: Annotated[int, typer.Option(help="Requests in flight", min=1)] = 8,
+    prompts: Annotated[int, typer.Option(help="How many prompts", min=1, max=MOST_REQUESTS)] = PROMPTS,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight", min=1, max=MOST_SEQUENCES)] = 8,
     out: Annotated[Path | None, typer.Option(help="Write the record here")] = None,
     as_json: Json = False,
 ) -> None:

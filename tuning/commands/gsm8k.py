@@ -19,6 +19,7 @@ from rich.console import Console
 from dspark_deploy.console import people, print_json
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
+from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES
 from tuning.accuracy import AccuracyRun
 from tuning.commands.common import Json, Model, ProfileOption, Sets, Url, an_endpoint, conclude, item_progress
 from tuning.gsm8k.completions import read_completions
@@ -27,6 +28,8 @@ from tuning.gsm8k.protocols import PROTOCOLS, find_protocol
 from tuning.gsm8k.run import refuse_void, run_in_folder, summary
 from tuning.measurement import instrumented
 from tuning.record import Record, Workload, now
+
+MOST_SEED = 2**31
 
 app = typer.Typer(no_args_is_help=True, help="GSM8K by a named protocol: run it, or score its answers.")
 Protocol_ = Annotated[str, typer.Option("--protocol", help=", ".join(PROTOCOLS))]
@@ -41,9 +44,15 @@ def run(
     profile: ProfileOption = None,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder [runs/gsm8k-PROTOCOL]")] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests in flight; the same in both arms", min=1)] = 32,
-    limit: Annotated[int | None, typer.Option(help="Only the first questions", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Base seed of protocols that draw by chance")] = 0,
+    concurrency: Annotated[
+        int, typer.Option(help="Requests in flight; the same in both arms", min=1, max=MOST_SEQUENCES)
+    ] = 32,
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first questions", min=1, max=MOST_REQUESTS)
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Base seed of protocols that draw by chance", min=0, max=MOST_SEED)
+    ] = 0,
     chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON for the server's template")] = None,
     allow_other: Annotated[
         bool, typer.Option("--allow-other-data", help="Data in GSM8K's form that isn't GSM8K")
