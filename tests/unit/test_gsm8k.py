@@ -18,6 +18,7 @@ from tuning.gsm8k.dataset import load_gsm8k
 from tuning.gsm8k.extraction import flexible, normalized, strict, upstream
 from tuning.gsm8k.protocols import PROTOCOLS, find_protocol
 from tuning.gsm8k.run import run_in_folder, summary, void_reasons
+from tuning.record import Record
 from tuning.workload import Question
 
 
@@ -37,15 +38,21 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_case_09_by_function_and_by_command(tune: Tune) -> None:
+def test_case_09_by_function_and_by_command(tune: Tune, tmp_path: Path) -> None:
     file = case("09-gsm8k-completions.jsonl")
     expected = [json.loads(line) for line in file.read_text().splitlines()]
-    done = tune("gsm8k", "score", file)
-    assert done.code == 0
-    for row, item in zip(expected, done.document["items"], strict=True):
+    done = tune("gsm8k", "score", file, "--out", tmp_path / "scored")
+    assert done.code == done.document["exit_code"] == 1, "two of seven were truncated: over 1 %"
+    assert "2 of 7 answers were cut off" in done.document["error"]
+    assert (done.document["kind"], done.document["formulas"]) == ("gsm8k", 1)
+    result = done.document["result"]
+    for row, item in zip(expected, result["scored"], strict=True):
         assert (item["answer"], int(item["correct"])) == (row["expect_pred"], row["expect_correct"]), row
-    assert done.document["counts"]["truncated"] == 2 and done.document["accuracy"] is None
-    assert "cut off" in done.document["void"][0], "two of seven were truncated: over 1 %"
+    assert result["counts"]["truncated"] == 2 and result["accuracy"] is None
+    stored = Record.read(tmp_path / "scored" / "record.json")
+    assert stored.status == "invalid" and stored.result == result and stored.engine is None
+    compared = tune("compare", tmp_path / "scored", tmp_path / "scored")
+    assert compared.code == 2 and "the run is void" in compared.document["error"]
 
 
 @pytest.mark.parametrize(
@@ -241,13 +248,16 @@ def commands_on(engine: SimulatedEngine, url: str, tune: Tune, data: Path, tmp_p
     assert result["counts"]["correct"] == 1 and result["accuracy"] == 0.2
     assert result["data_pinned"] is False and result["acceptance"]["requests"] == 5
     assert done.document["engine"]["build"] == "vllm 0.0"
+    assert "machine unknown" in done.document["engine"]["hardware"] and "machine unknown" in done.stderr
     assert "gsm8k strict-8shot: 5 of 5" in done.stderr
     asked = len(engine.requests_seen)
     assert tune(*run, "--allow-other-data").code == 0 and len(engine.requests_seen) == asked
     other = tune(*run, "--allow-other-data", "--protocol", "vllm-8shot")
     assert other.code == 2 and "another run" in other.document["error"]
     scored = tune("gsm8k", "score", tmp_path / "out" / "items.jsonl", "--protocol", "vllm-8shot")
-    assert scored.code == 0 and scored.document["counts"]["correct"] == 1
+    assert scored.code == 0 and scored.document["result"]["counts"]["correct"] == 1
+    asked = done.document
+    assert (scored.document["engine"], scored.document["workload"]) == (asked["engine"], asked["workload"])
     thinking = tune(
         *run[:-4], "--out", tmp_path / "t", "--limit", "2", "--allow-other-data", "--protocol", "thinking"
     )
@@ -282,6 +292,22 @@ def test_a_completion_that_cant_be_scored(tune: Tune, tmp_path: Path, line: obje
     done = tune("gsm8k", "score", file)
     assert done.code == 2 and "answers.jsonl:2: " in done.document["error"], done.document
     assert says in done.document["error"] and "Error(" not in done.document["error"]
+
+
+def test_scored_completions_are_a_run_that_compare_takes(tune: Tune, tmp_path: Path) -> None:
+    for name, right in (("a", 40), ("b", 39)):
+        rows = [LINE | {"id": f"q{i}", "completion": f"#### {int(i < right)}"} for i in range(40)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file = tmp_path / f"{name}.jsonl"
+        assert tune("gsm8k", "score", file, "--out", tmp_path / name).code == 0
+        assert tune("gsm8k", "score", file, "--out", tmp_path / name).code == 0, "the same again"
+    unscored = tune("compare", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert unscored.code == 2 and "dspark-tune gsm8k score FILE --out FOLDER" in unscored.document["error"]
+    compared = tune("compare", tmp_path / "a", tmp_path / "b")
+    assert compared.code == 0 and compared.document["result"]["comparison"]["lost"] == 1
+    assert Record.read(tmp_path / "a" / "record.json").result["data_pinned"] is None
+    other = tune("gsm8k", "score", tmp_path / "b.jsonl", "--out", tmp_path / "a")
+    assert other.code == 2 and "belongs to another run" in other.document["error"]
 
 
 @pytest.mark.parametrize(

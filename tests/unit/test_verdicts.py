@@ -156,6 +156,7 @@ def test_a_restarted_engine_between_the_scrapes(tune: Tune, tmp_path: Path) -> N
         ([], "name one source"),
         (["--before", "a"], "name one source"),
         (["--log", "nowhere.log"], "can't be read"),
+        (["--log", "x", "--machine", "CPU engine"], "--url"),
         (["--before", "nowhere", "--after", "nowhere"], "curl"),
         (["--log", "x", "--expect", "4,3"], "lower number"),
         (["--log", "x", "--expect", "much"], "3.4,3.7"),

@@ -32,7 +32,7 @@ from tuning.acceptance import (
     past_end_share,
 )
 from tuning.acceptance_log import read_log
-from tuning.commands.common import Json, Model, Url, conclude, finite
+from tuning.commands.common import Json, Machine, Model, Url, conclude, finite
 from tuning.endpoint import Endpoint
 from tuning.record import Engine as EngineOfRecord
 from tuning.record import Record, foreign_engine, now
@@ -47,6 +47,7 @@ def acceptance(
     log: Annotated[Path | None, typer.Option(help="vLLM's log, in place of metrics")] = None,
     url: Url = None,
     model: Model = None,
+    machine: Machine = None,
     seconds: Annotated[
         float,
         typer.Option(help="With --url: time between the scrapes", min=0, max=MOST_SECONDS, callback=finite),
@@ -67,6 +68,8 @@ def acceptance(
     sources = [before is not None or after is not None, log is not None, url is not None]
     if sum(sources) != 1 or (before is None) != (after is None):
         raise InputError("name one source: --before A with --after B, or --log FILE, or --url URL")
+    if machine is not None and url is None:
+        raise InputError("--machine says what the server at --url runs on; files have no server")
     engine: EngineOfRecord | None = None
     extra: dict[str, Any] = {}
     if log is not None:
@@ -75,7 +78,7 @@ def acceptance(
         if before is not None and after is not None:
             pages = _page(before), _page(after)
         else:
-            pages, engine = _scrapes(console, str(url), model, seconds)
+            pages, engine = _scrapes(console, str(url), model, seconds, machine)
         found = _between(pages, [str(path) for path in (before, after) if path is not None])
         extra = {
             "engines": engines(pages[1]),
@@ -158,13 +161,15 @@ def _between(pages: tuple[Scrape, Scrape], files: list[str]) -> Acceptance:
 
 
 def _scrapes(
-    console: Console, url: str, model: str | None, seconds: float
+    console: Console, url: str, model: str | None, seconds: float, machine: str | None
 ) -> tuple[tuple[Scrape, Scrape], EngineOfRecord]:
     with Endpoint.find(url, model) as endpoint:
+        told = foreign_engine(endpoint.url, endpoint.describe(), machine)
+        console.print(f"{told.build} at {told.url}: {told.hardware}", markup=False)
         first = endpoint.scrape()
         console.print(f"waiting {seconds:g} s for the traffic at {endpoint.url}", markup=False)
         time.sleep(seconds)
-        return (first, endpoint.scrape()), foreign_engine(endpoint.url, endpoint.describe())
+        return (first, endpoint.scrape()), told
 
 
 def _range(text: str | None) -> tuple[float, float] | None:

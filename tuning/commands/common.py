@@ -35,6 +35,13 @@ ProfileOption = Annotated[
 Url = Annotated[str | None, typer.Option("--url", help="An OpenAI endpoint that is up, as http://host:8000")]
 Model = Annotated[str | None, typer.Option("--model", help="Model name there, where it serves several")]
 
+Machine = Annotated[
+    str | None,
+    typer.Option(
+        "--machine", help="With --url: what the server runs on, as 'CPU engine, 2 cores'; for the record"
+    ),
+]
+
 PROGRESS_LINES = 10
 LONGEST_NUMBER = 18  # digits; Python reads no more than 4300, and none of ours is longer
 MOST_RATE = 1e6
@@ -130,6 +137,7 @@ def an_endpoint(
     model: str | None,
     profile: str | None,
     sets: list[str] | None,
+    machine: str | None,
     prepare: Callable[[LoadedProfile, Facts], LoadedProfile] = lambda loaded, _: loaded,
 ) -> Iterator[tuple[Endpoint, EngineOfRecord]]:
     """The server at `url`, or one booted from `profile` for as long as the block lasts. Raises InputError."""
@@ -137,8 +145,14 @@ def an_endpoint(
         raise InputError("name one engine: --url of one that is up, or --profile to boot one")
     if url is not None:
         with Endpoint.find(url, model) as endpoint:
-            yield endpoint, foreign_engine(endpoint.url, endpoint.describe())
+            told = foreign_engine(endpoint.url, endpoint.describe(), machine)
+            console.print(f"{told.build} at {told.url}: {told.hardware}", markup=False)
+            yield endpoint, told
         return
+    if machine is not None:
+        raise InputError(
+            "--machine: an engine that is booted here runs on this machine, which is read; leave it out"
+        )
     loaded, facts = checked_profile(console, str(profile), sets)
     loaded = prepare(loaded, facts)
     run = new_run_directory(Path("runs"), loaded.profile.name)

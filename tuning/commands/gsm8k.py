@@ -3,6 +3,7 @@
     dspark-tune gsm8k run --data FOLDER --url http://localhost:8000 --protocol vllm-8shot --out runs/gsm8k-a
     dspark-tune gsm8k run --data FOLDER --profile mi355x.yaml --protocol strict-8shot --out runs/gsm8k-b
     dspark-tune gsm8k score runs/gsm8k-a/items.jsonl --protocol strict-8shot
+    dspark-tune gsm8k score completions.jsonl --out runs/scored            a folder that compare takes
 
 An interrupted run goes on when it is run again. A void run is a failed measurement: exit code 1. Not covered:
 comparing two runs, which `compare` and `accuracy-gate` do.
@@ -10,22 +11,33 @@ comparing two runs, which `compare` and `accuracy-gate` do.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from dspark_deploy.console import people, print_json
+from dspark_deploy.console import people
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
 from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES
 from tuning.accuracy import AccuracyRun
-from tuning.commands.common import Json, Model, ProfileOption, Sets, Url, an_endpoint, conclude, item_progress
+from tuning.commands.common import (
+    Json,
+    Machine,
+    Model,
+    ProfileOption,
+    Sets,
+    Url,
+    an_endpoint,
+    conclude,
+    item_progress,
+)
 from tuning.gsm8k.completions import read_completions
 from tuning.gsm8k.dataset import load_gsm8k
 from tuning.gsm8k.protocols import PROTOCOLS, find_protocol
-from tuning.gsm8k.run import refuse_void, run_in_folder, summary
+from tuning.gsm8k.run import ITEMS, refuse_void, run_in_folder, summary, write_run
 from tuning.measurement import instrumented
 from tuning.record import Record, Workload, now
 
@@ -41,6 +53,7 @@ def run(
     protocol: Protocol_ = "strict-8shot",
     url: Url = None,
     model: Model = None,
+    machine: Machine = None,
     profile: ProfileOption = None,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder [runs/gsm8k-PROTOCOL]")] = None,
@@ -66,7 +79,7 @@ def run(
     dataset = load_gsm8k(data, allow_other)
     questions = chosen.questions(dataset, limit)
     folder = out or Path("runs") / f"gsm8k-{protocol}"
-    with an_endpoint(console, url, model, profile, sets, instrumented) as (endpoint, engine):
+    with an_endpoint(console, url, model, profile, sets, machine, instrumented) as (endpoint, engine):
         identity = {
             **chosen.describe(),
             "extra": extra,
@@ -92,7 +105,7 @@ def run(
         "shots_sha256": dataset.shots_sha256,
         "data_pinned": dataset.pinned,
         "concurrency": concurrency,
-        "items": str(folder / "items.jsonl"),
+        "items": str(folder / ITEMS),
         **found,
     }
     workload = Workload(
@@ -110,30 +123,65 @@ def run(
         result=result,
     )
     show(console, result)
-    if found["void"]:
-        record.write(folder / "record.json")
-        refuse_void(record.as_json() | {"void": found["void"]})
-    conclude(console, record, folder / "record.json", as_json)
+    _conclude(console, record, folder / "record.json", as_json)
 
 
 @app.command()
 def score(
     file: Annotated[Path, typer.Argument(help="items.jsonl, or lines of completion, gold, finish_reason")],
     protocol: Protocol_ = "strict-8shot",
+    out: Annotated[
+        Path | None, typer.Option(help="Write items.jsonl and record.json into this folder")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read the answers of a file anew, by any protocol's reading."""
+    """Read the answers of a file anew, by any protocol's reading. Exit code 1 where they give no accuracy."""
     console = people(as_json)
     chosen = find_protocol(protocol)
+    data = file.read_bytes() if file.is_file() else b""
     answers = AccuracyRun(read_completions(file, protocol))
-    found = {"protocol": protocol, "file": str(file), **summary(answers, chosen)}
-    show(console, found)
-    if as_json:
-        items = [
+    if out is not None:
+        write_run(out, answers, {**chosen.describe(), "scored_sha256": hashlib.sha256(data).hexdigest()})
+    found = summary(answers, chosen)
+    result = {
+        **chosen.describe(),
+        "data_pinned": None,
+        "file": str(file),
+        **found,
+        "scored": [
             {"id": item.id, "answer": item.answer, "correct": item.correct, "state": item.state}
             for item in answers.items
-        ]
-        print_json({**found, "items": items})
+        ],
+    }
+    asked = _asked(file)
+    record = Record(
+        kind="gsm8k",
+        status="invalid" if found["void"] else "complete",
+        created=now(),
+        engine=asked.engine if asked else None,
+        workload=asked.workload if asked else None,
+        result=result,
+    )
+    show(console, result)
+    _conclude(console, record, None if out is None else out / "record.json", as_json)
+
+
+def _asked(items: Path) -> Record | None:
+    """The record of the run that asked these questions; None for answers that were collected elsewhere."""
+    path = items.with_name("record.json")
+    if items.name != ITEMS or not path.is_file():
+        return None
+    record = Record.read(path)
+    return record if record.kind == "gsm8k" else None
+
+
+def _conclude(console: Console, record: Record, place: Path | None, as_json: bool) -> None:
+    """Write and print the record; raises AccuracyVoidError with it where the run is void."""
+    if record.status == "invalid":
+        if place is not None:
+            record.write(place)
+        refuse_void(record.as_json() | {"void": record.result["void"]})
+    conclude(console, record, place, as_json)
 
 
 def show(console: Console, result: dict[str, Any]) -> None:

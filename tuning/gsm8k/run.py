@@ -25,6 +25,8 @@ from tuning.per_request import summarize
 from tuning.statistics import proportion_interval
 from tuning.workload import Question
 
+ITEMS = "items.jsonl"
+
 
 def run_in_folder(
     folder: Path,
@@ -35,11 +37,7 @@ def run_in_folder(
     on_item: Callable[[Item], None],
 ) -> AccuracyRun:
     """Ask what is owed. Raises InputError for another run's folder, AccuracyVoidError for a failure."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
-    _check_identity(folder / "identity.json", identity)
+    _open_folder(folder, identity)
     journal = folder / "progress.jsonl"
     wanted = {question.id for question in questions}
     done = [item for item in _read_journal(journal) if item.id in wanted]
@@ -53,8 +51,22 @@ def run_in_folder(
             on_item(item)
 
         run = run_accuracy(questions, ask, concurrency=concurrency, done=done, on_item=keep)
-    run.write(folder / "items.jsonl")
+    run.write(folder / ITEMS)
     return run
+
+
+def write_run(folder: Path, run: AccuracyRun, identity: dict[str, Any]) -> None:
+    """A run that was asked elsewhere, as a folder. Raises InputError for another run's folder."""
+    _open_folder(folder, identity)
+    run.write(folder / ITEMS)
+
+
+def _open_folder(folder: Path, identity: dict[str, Any]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
+    _check_identity(folder / "identity.json", identity)
 
 
 def _check_identity(path: Path, identity: dict[str, Any]) -> None:
