@@ -120,6 +120,18 @@ def test_equal_builds_fail_rarely_and_real_losses_seldom_pass() -> None:
     assert verdicts[0.06].count("pass") <= 2
 
 
+@pytest.mark.parametrize(("right", "expected"), [(0, "inconclusive"), (13, "inconclusive"), (14, "pass")])
+def test_nothing_is_shown_where_there_is_nothing_to_lose(
+    tune: Tune, tmp_path: Path, right: int, expected: str
+) -> None:
+    one = run([True] * right + [False] * (N - right))
+    assert compare(one, one, 0.01)["verdict"] == expected
+    one.write(tmp_path / "one.jsonl")
+    done = tune("accuracy-gate", tmp_path / "one.jsonl", tmp_path / "one.jsonl")
+    assert done.code == (0 if expected == "pass" else 7)
+    assert ("nothing to lose" in done.stderr) is (expected != "pass")
+
+
 def test_runs_over_other_questions_make_no_pairs() -> None:
     first, second = pair(1, 1, 10)
     with pytest.raises(InputError, match="different questions"):

@@ -19,7 +19,7 @@ from tuning.gsm8k.extraction import flexible, normalized, strict, upstream
 from tuning.gsm8k.protocols import PROTOCOLS, find_protocol
 from tuning.gsm8k.run import run_in_folder, summary, void_reasons
 from tuning.record import Record
-from tuning.workload import Question
+from tuning.workload import Question, TinyArithmetic
 
 
 @pytest.fixture
@@ -114,6 +114,27 @@ def test_the_real_data_are_the_pinned_ones() -> None:
     )
 
 
+def test_the_tiny_checkpoints_own_problems(tune: Tune, tmp_path: Path) -> None:
+    """What a machine without a GPU can run: prompts that fit the tiny pair, and answers that it learned."""
+    protocol = find_protocol("tiny-0shot", "tiny")
+    found = protocol.questions(load_gsm8k("tiny"), None)
+    drawn = TinyArithmetic().questions(len(found))
+    assert [(one.prompt, one.gold) for one in found] == [(one.prompt, one.gold) for one in drawn]
+    engine = SimulatedEngine(text=f" so\n#### {found[0].gold}")
+    with served(engine) as url:
+        run = ["gsm8k", "run", "--data", "tiny", "--url", url, "--limit", 20, "--out", tmp_path / "out"]
+        done = tune(*run, "--protocol", "tiny-0shot")
+        assert done.code == 0 and done.document["result"]["data_pinned"] is False
+        assert done.document["result"]["counts"]["correct"] == sum(
+            q.gold == found[0].gold for q in found[:20]
+        )
+        assert {body["max_tokens"] for body in engine.requests_seen} == {96}
+        wrong = tune(*run)
+        assert wrong.code == 2 and "tiny-0shot" in wrong.document["error"]
+    other = tune("gsm8k", "run", "--data", "x", "--url", "u", "--protocol", "tiny-0shot")
+    assert other.code == 2 and "--data tiny" in other.document["error"]
+
+
 def test_other_data_are_refused_unless_they_are_called_so(data: Path) -> None:
     with pytest.raises(InputError, match="the shots are not GSM8K's"):
         load_gsm8k(str(data))
@@ -132,6 +153,8 @@ def test_protocols_send_what_they_publish(data: Path) -> None:
     shots = load_gsm8k(str(data), allow_other=True)
     sent = {}
     for name, protocol in PROTOCOLS.items():
+        if protocol.tiny:
+            continue
         engine = SimulatedEngine(text="#### 3")
         with Endpoint("http://e", "m", engine.transport()) as endpoint:
             item = protocol.asker(endpoint, {}, base_seed=100)(protocol.questions(shots, 4)[3])

@@ -142,6 +142,16 @@ def test_a_bad_chain_is_exit_code_7_with_the_whole_record(tune: Tune, tmp_path: 
     assert "Markov head" in done.stderr and (tmp_path / "record.json").exists()
 
 
+@pytest.mark.parametrize(("block", "k", "notes"), [(2, 5, 1), (5, 5, 0), (7, 5, 0)])
+def test_drafts_past_the_block_that_are_accepted_are_a_note(
+    tune: Tune, tmp_path: Path, block: int, k: int, notes: int
+) -> None:
+    after = page([(1000, [800, 700, 600, 500, 400][:k])])
+    done = tune("acceptance", *write_pages(tmp_path, fresh(1, k), after), "--block", block)
+    assert done.code == 0 and len(done.document["result"]["notes"]) == notes
+    assert ("k = 5 lies past the trained block of 2" in done.stderr) is bool(notes)
+
+
 def test_a_restarted_engine_between_the_scrapes(tune: Tune, tmp_path: Path) -> None:
     done = tune("acceptance", *write_pages(tmp_path, page(AFTER), page(BEFORE)))
     assert done.code == 1 and "restarted" in done.document["error"]

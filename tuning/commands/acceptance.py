@@ -91,6 +91,7 @@ def acceptance(
         )
     verdicts = judge_acceptance(found.position_rates, block=block, expected=expected, fixed_k=not adaptive)
     result = _result(found, adaptive) | extra
+    result["notes"] = _notes(found, block) if not adaptive else []
     result["verdicts"] = [
         {"name": one.name, "message": one.message, "remedy": one.remedy} for one in verdicts
     ]
@@ -119,6 +120,17 @@ def _result(found: Acceptance, adaptive: bool) -> dict[str, Any]:
     }
 
 
+def _notes(found: Acceptance, block: int | None) -> list[str]:
+    """What is not wrong, and yet no reader may miss."""
+    k = len(found.per_position)
+    if block is None or k <= block or not any(found.per_position[block:]):
+        return []
+    return [
+        f"k = {k} lies past the trained block of {block}, and drafts past it are accepted all the same: is "
+        f"--block the draft's own (dspark_block_size in its config.json)?"
+    ]
+
+
 def _show(console: Console, result: dict[str, Any]) -> None:
     console.print(
         f"acceptance length {result['acceptance_length']:.4f} over {result['drafts']} drafts"
@@ -134,6 +146,8 @@ def _show(console: Console, result: dict[str, Any]) -> None:
             table.add_row(str(j), f"{rate:.3f}", "" if chance is None else f"{chance:.3f}")
         console.print(table)
         console.print(f"draft acceptance rate {result['draft_acceptance_rate']:.3f}", markup=False)
+    for note in result["notes"]:
+        console.print(note, style="yellow", markup=False)
     if result.get("past_end_share") is not None:
         console.print(
             f"of the accepted tokens {result['past_end_share']:.1%} lay past an answer's end", markup=False

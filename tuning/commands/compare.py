@@ -23,7 +23,7 @@ from dspark_deploy.errors import GateFailed, InputError
 from tuning.accuracy import AccuracyRun
 from tuning.arms import FIXED
 from tuning.commands.common import LEAST_MARGIN, MOST_MARGIN, Json, conclude, finite
-from tuning.judging.comparison import FAIL, PASS, compare
+from tuning.judging.comparison import FAIL, INCONCLUSIVE, PASS, compare, nothing_to_lose
 from tuning.record import Record, now
 from tuning.statistics import paired_mean_difference
 
@@ -87,13 +87,20 @@ def _compare(
     if verdict == FAIL or (gate and verdict != PASS):
         if out is not None:
             record.write(out)
-        why = (
-            "accuracy was lost, beyond the margin and beyond chance"
-            if verdict == FAIL
-            else "these runs can't show that the loss is within the margin; ask more questions"
-        )
-        raise GateFailed(f"accuracy gate: {verdict}: {why}", record.as_json())
+        raise GateFailed(f"accuracy gate: {verdict}: {_why(result)}", record.as_json())
     conclude(console, record, out, as_json)
+
+
+def _why(result: dict[str, Any]) -> str:
+    if result["verdict"] == FAIL:
+        return "accuracy was lost, beyond the margin and beyond chance"
+    right, margin = result["accuracy"]["before"], result["margin"]
+    if nothing_to_lose(right, margin):
+        return (
+            f"the first run has {right:.2%} right, so there is nothing to lose beyond a margin of "
+            f"{margin:.2%}; is it the right protocol, and does the reference work?"
+        )
+    return "these runs can't show that the loss is within the margin; ask more questions"
 
 
 def _items(path: Path, arm: str) -> Path:
@@ -198,4 +205,5 @@ def show(console: Console, result: dict[str, Any]) -> None:
             f"({interval['low']:+.2f} to {interval['high']:+.2f})",
             markup=False,
         )
-    console.print(f"verdict: {result['verdict']}", markup=False)
+    reason = f": {_why(result)}" if result["verdict"] == INCONCLUSIVE else ""
+    console.print(f"verdict: {result['verdict']}{reason}", markup=False)

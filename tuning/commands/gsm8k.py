@@ -2,6 +2,7 @@
 
     dspark-tune gsm8k run --data FOLDER --url http://localhost:8000 --protocol vllm-8shot --out runs/gsm8k-a
     dspark-tune gsm8k run --data FOLDER --profile mi355x.yaml --protocol strict-8shot --out runs/gsm8k-b
+    dspark-tune gsm8k run --data tiny --profile cpu-tiny.yaml --protocol tiny-0shot        a run without a GPU
     dspark-tune gsm8k score runs/gsm8k-a/items.jsonl --protocol strict-8shot
     dspark-tune gsm8k score completions.jsonl --out runs/scored            a folder that compare takes
 
@@ -49,7 +50,7 @@ Protocol_ = Annotated[str, typer.Option("--protocol", help=", ".join(PROTOCOLS))
 
 @app.command()
 def run(
-    data: Annotated[str, typer.Option(help="Folder with test.jsonl and train*.jsonl, or hub")],
+    data: Annotated[str, typer.Option(help="Folder with test.jsonl and train*.jsonl, or hub; or tiny")],
     protocol: Protocol_ = "strict-8shot",
     url: Url = None,
     model: Model = None,
@@ -74,7 +75,7 @@ def run(
 ) -> None:
     """Ask the questions; items, record and progress are in the run's folder."""
     console = people(as_json)
-    chosen = find_protocol(protocol)
+    chosen = find_protocol(protocol, data)
     extra = _template_arguments(chat_template_kwargs, chosen.chat)
     dataset = load_gsm8k(data, allow_other)
     questions = chosen.questions(dataset, limit)
