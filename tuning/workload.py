@@ -201,12 +201,19 @@ def _read(name: str, path: Path, category: str = "") -> list[str]:
         else:
             found = [row["prompt"] for row in _json_lines(path)]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: isn't in the form of workload {name} ({error!r})") from error
+        why = f" ({error})" if isinstance(error, OSError | ValueError) else ""
+        form = FORMS.get(name, FORMS["jsonl"])
+        raise InputError(f"{path}: isn't in the form of workload {name}, which is {form}{why}") from error
     if not found or not all(isinstance(prompt, str) for prompt in found):
         raise InputError(f"{path}: has no prompts in the form of workload {name}")
     return list(dict.fromkeys(found))  # a prompt that comes twice would meet itself in the prefix cache
 
 
+FORMS = {
+    "sharegpt": 'a JSON list of {"conversations": [{"value": "..."}, ...]}',
+    "speed-bench": 'lines of {"messages": [{"content": "..."}]}',
+    "jsonl": 'lines of {"prompt": "..."}',
+}
 FROM_FILES = ("sharegpt", "speed-bench", "jsonl")
 GSM8K = "gsm8k"
 WITH_ANSWERS = (TinyArithmetic.name, GSM8K)

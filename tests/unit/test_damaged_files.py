@@ -58,3 +58,22 @@ def test_nesting_beyond_the_parser_is_bad_input_wherever_json_comes_from(tmp_pat
         _template_arguments(text, chat=True)
     assert config_of_flags(["--speculative-config", text]) == {}, "vLLM says it better"
     assert redacted_command(["--speculative-config", text]) == ["--speculative-config", text]
+
+
+@pytest.mark.parametrize(
+    ("workload", "text", "form"),
+    [
+        ("jsonl", '{"text": "no prompt"}', '{"prompt": "..."}'),
+        ("jsonl", "[]", '{"prompt": "..."}'),
+        ("sharegpt", "{}x", '{"conversations":'),
+        ("sharegpt", "[1]", '{"conversations":'),
+        ("speed-bench", '{"messages": []}', '{"messages":'),
+    ],
+)
+def test_prompts_in_another_form(tmp_path: Path, workload: str, text: str, form: str) -> None:
+    """The message has the form that is wanted, and no word of Python's."""
+    file = tmp_path / "prompts"
+    file.write_text(text)
+    with pytest.raises(InputError) as raised:
+        find_workload(workload, file)
+    assert form in str(raised.value) and "Error(" not in str(raised.value)

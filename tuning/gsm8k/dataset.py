@@ -120,7 +120,9 @@ def _rows(path: Path) -> list[Row]:
         try:
             found.append(_row(parse_json(line)))
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}:{number}: is no GSM8K row ({error!r})") from error
+            raise InputError(
+                f"{path}:{number}: is no GSM8K row: it needs question, and answer with #### and a number"
+            ) from error
     if not found:
         raise InputError(f"{path}: is empty")
     return found
