@@ -112,6 +112,13 @@ def test_a_number_that_nobody_means(
     assert len(done.document["error"]) < 12_000
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_finite_refuses_whatever_the_parser_let_through(value: str) -> None:
+    assert finite(0.5) == 0.5 and finite(None) is None
+    with pytest.raises(typer.BadParameter):
+        finite(float(value))
+
+
 def test_lists_of_numbers() -> None:
     assert counts("1, 8", "--loads") == [1, 8]
     assert rates("0.5,2", "--rates") == [0.5, 2.0] and rates(None, "--rates") == []

@@ -49,7 +49,7 @@ LEAST_MARGIN, MOST_MARGIN = 0.0001, 0.5
 
 
 def finite(value: float | None) -> float | None:
-    """Callback of every option that is a float: a range takes nan, since nan is neither below nor above."""
+    """Callback of every option that is a float: click's ranges take nan, which is neither below nor above."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number to measure with")
     return value
