@@ -191,7 +191,7 @@ def demonstrate(problems: int) -> dict[str, Any]:
                 "correct": sum(found["correct"]),
                 "gained": compared.gained,
                 "lost": compared.lost,
-                "accuracy_gate": verdict(compared, MARGIN),
+                "accuracy_gate": verdict(compared, MARGIN, sum(answered["healthy"]["correct"]) / problems),
                 "identical": same,
                 "acceptance_length": round(found["acceptance_length"], 3),
                 "numerics_gate": found["gate"],

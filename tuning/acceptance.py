@@ -7,7 +7,9 @@
     conditional         accepted at j / accepted at j - 1
 
 The identity `acceptance length = 1 + sum(per position)` holds for whole scrapes; where it does not, an
-engine was left out of a sum or restarted between the scrapes, and `Acceptance` refuses to be made.
+engine was left out of a sum or restarted between the scrapes, and `Acceptance` refuses to be made. vLLM makes
+every counter of an engine when the engine starts, so one that only one scrape has is an engine that joined,
+left or was cut from a page: its whole life would be counted as this stretch of serving, and it is refused.
 vLLM counts accepted drafts before it trims at a stop, so short answers look a little better than what
 reaches the client; `past_end_share` says by how much (vllm#56101).
 
@@ -33,8 +35,11 @@ PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
 GENERATED = "vllm:generation_tokens_total"
 FINISHED = "vllm:request_success_total"
+OTHER_COUNTERS = (PREFIX_QUERIES, PREFIX_HITS, GENERATED, FINISHED)
 
 MOST_POSITIONS = 1024  # far above any draft; a damaged label would ask for a list of that length
+POSITIONS = frozenset(str(position) for position in range(MOST_POSITIONS))
+MOST_COUNTED = 2**53  # a page's floats count one by one up to here
 
 Labels = tuple[tuple[str, str], ...]
 Scrape = dict[tuple[str, Labels], float]
@@ -45,35 +50,79 @@ class MetricsError(MeasurementError):
 
 
 def parse_metrics(text: str) -> Scrape:
-    """Counter samples by name and labels. Raises MetricsError on a page that is no metrics page."""
+    """Samples by name and labels.
+
+    Raises MetricsError on a page that is no metrics page, and on one whose counters of ours are no counts.
+    """
     found: Scrape = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                found[sample.name, tuple(sorted(sample.labels.items()))] = float(sample.value)
+                key = sample.name, tuple(sorted(sample.labels.items()))
+                value = float(sample.value)
+                if is_ours(sample.name):
+                    _check_count(key, value)
+                    if key in found:
+                        raise MetricsError(f"{shown(key)} stands there twice, as if two pages were in one")
+                found[key] = value
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise MetricsError(f"not a Prometheus page: {error}") from error
+    if not found:
+        raise MetricsError("not a Prometheus page: it holds no sample")
     return found
 
 
+def is_ours(name: str) -> bool:
+    """Whether a number here rests on the counter of that name."""
+    return name in OTHER_COUNTERS or (name.startswith(PREFIX) and name.endswith("_total"))
+
+
+def _check_count(key: tuple[str, Labels], value: float) -> None:
+    if not (0 <= value <= MOST_COUNTED and value.is_integer()):
+        raise MetricsError(f"{shown(key)} is {value:g}, which is no count: the page is damaged")
+    position = dict(key[1]).get("position", "")
+    if key[0] == PER_POSITION and position not in POSITIONS:
+        raise MetricsError(f"{shown(key)}: {position!r} is no position in a draft: the page is damaged")
+
+
+def shown(key: tuple[str, Labels]) -> str:
+    """One sample's name and labels as a page writes them."""
+    inside = ",".join(f'{label}="{value}"' for label, value in key[1])
+    return f"{key[0]}{{{inside}}}"
+
+
 def difference(before: Scrape, after: Scrape) -> Scrape:
-    """What was counted between two scrapes. Raises MetricsError where a counter went backwards."""
+    """What was counted between two scrapes, by counter.
+
+    Raises MetricsError where a counter went backwards, or is in one of the two only.
+    """
     result: Scrape = {}
     for key, value in after.items():
-        name, labels = key
-        change = value - before.get(key, 0.0)
-        if name.startswith(PREFIX) and name.endswith("_created") and key in before and change:
+        name = key[0]
+        if name.startswith(PREFIX) and name.endswith("_created") and before.get(key, value) != value:
             # A restarted engine can have passed its earlier count again; its birth date gives it away.
-            raise MetricsError(f"{name}{dict(labels)} changed: the engine was restarted between the scrapes")
-        if change < 0 and name.endswith("_total"):
-            was = before.get(key, 0.0)
+            raise MetricsError(f"{shown(key)} changed: the engine was restarted between the scrapes")
+        if not is_ours(name):
+            continue
+        if key not in before:
             raise MetricsError(
-                f"{name}{dict(labels)} went from {was:g} to {value:g}: the engine was restarted"
+                f"{shown(key)} is in the second scrape only: the first is cut off, or the engine joined "
+                f"between the two, and all it ever counted would be taken for this stretch; take both while "
+                f"the same engines serve"
             )
-        result[key] = change
-    missing = [name for name, _ in before.keys() - after.keys() if name.startswith(PREFIX)]
-    if missing:
-        raise MetricsError(f"{missing[0]} of an engine is gone from the second scrape")
+        was = before[key]
+        if value < was:
+            raise MetricsError(
+                f"{shown(key)} went from {was:g} to {value:g}: the engine was restarted between the scrapes, "
+                f"or they are swapped, the later one given as the first"
+            )
+        result[key] = value - was
+    gone = next((key for key in before if is_ours(key[0]) and key not in after), None)
+    if gone is not None:
+        raise MetricsError(
+            f"{shown(gone)} is gone from the second scrape: it is cut off, or the engine left; take both "
+            f"while the same engines serve"
+        )
     return result
 
 
@@ -168,14 +217,15 @@ def delivered_length(counted: Scrape) -> float | None:
 
 def acceptance_between(before: Scrape, after: Scrape) -> Acceptance:
     """Acceptance between two scrapes. Raises MetricsError where the counters contradict one another."""
-    counted = difference(before, after)
-    try:
-        result = _summed(counted)
-    except (ValueError, OverflowError, KeyError) as error:
-        raise MetricsError(f"the engine's counters can't be read: {error!r}") from error
+    result = _summed(difference(before, after))
     if sum(result.per_position) != result.accepted:
         raise MetricsError(
             f"{result.accepted} drafts were accepted, and {sum(result.per_position)} by position: "
+            f"an engine is missing from one of the sums"
+        )
+    if max(result.per_position, default=0) > result.drafts:
+        raise MetricsError(
+            f"{max(result.per_position)} drafts were accepted at one position, of {result.drafts} in all: "
             f"an engine is missing from one of the sums"
         )
     return result

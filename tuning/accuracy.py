@@ -1,12 +1,16 @@
 """Accuracy: the same questions to every configuration, kept item by item so that pairs can be made.
 
-A request that fails voids the run: an error is no wrong answer. Each item ends in one state:
+A request that fails voids the run: an error is no wrong answer. So do more than `MOST_TRUNCATED` of the
+answers cut off by the token limit, wherever a run is compared. Each item ends in one state:
 
     answered      an answer was read from it, right or wrong
     truncated     cut off by the token limit
     unparsed      ended by itself, and no answer in it
     degenerate    the same few characters over and over
     error         no text at all; a run that holds one has no accuracy
+
+What is read from a file is checked first: each field's kind, that the fields agree with one another, and that
+no question is there twice, since all of it would pass for evidence.
 
 Not covered: what the questions are, and how an answer is read; a workload or `gsm8k.protocols` says that.
 """
@@ -17,18 +21,24 @@ import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dspark_deploy.errors import InputError, MeasurementError
 from dspark_deploy.launch.rundir import write_atomically
-from dspark_deploy.plain_json import parse_json
+from dspark_deploy.plain_json import json_lines, parse_json
+from dspark_deploy.validation import fault_lines
 from tuning.endpoint import Answer, Endpoint, RequestFailed, Sampling
 from tuning.per_request import RequestSteps, from_histogram
 from tuning.workload import Question
 
 STATES = ("answered", "truncated", "unparsed", "degenerate", "error")
+MOST_TRUNCATED = 0.01
+Count = Annotated[int, Field(ge=0, le=2**31)]
+"""Tokens or steps of one answer; a larger number in a file is damage."""
 # Eight times the same up to 64 characters at the end, and 64 characters of it at least.
 LOOP = re.compile(r"(.{1,64}?)\1{7,}\s*\Z", re.DOTALL)
 LOOP_TAIL, LOOP_LEAST = 1024, 64
@@ -52,8 +62,8 @@ class Item:
     strict: str | None = None
     flexible: str | None = None
     reasoning: str = ""
-    tokens: int | None = None
-    histogram: list[int] | None = None
+    tokens: Count | None = None
+    histogram: list[Count] | None = None
 
     @property
     def truncated(self) -> bool:
@@ -82,6 +92,19 @@ class AccuracyRun:
         """Each request's steps, as far as the engine told them."""
         return [from_histogram(item.histogram, item.tokens) for item in self.items if item.histogram]
 
+    def void_reasons(self, limit: int | None = None) -> list[str]:
+        """Why these answers give no accuracy; empty where they do. `limit`: the token limit, where known."""
+        reasons, cut = [], sum(item.truncated for item in self.items)
+        if errors := sum(item.state == "error" for item in self.items):
+            reasons.append(f"{errors} requests failed")
+        if cut > MOST_TRUNCATED * len(self.items):
+            where = "by the token limit" if limit is None else f"at {limit} tokens"
+            reasons.append(
+                f"{cut} of {len(self.items)} answers were cut off {where}, over {MOST_TRUNCATED:.0%}: is it "
+                f"or max-model-len too small, or do answers loop?"
+            )
+        return reasons
+
     def counts(self) -> dict[str, int]:
         """Questions, right answers, and the states that are no answer."""
         counted = {state: sum(item.state == state for item in self.items) for state in STATES[1:]}
@@ -97,12 +120,69 @@ class AccuracyRun:
 
     @classmethod
     def read(cls, path: Path) -> AccuracyRun:
-        """What `write` wrote. Raises InputError."""
+        """What `write` wrote. Raises InputError naming the first line that isn't a sound item."""
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            return cls([Item(**parse_json(line)) for line in lines])
-        except (OSError, ValueError, TypeError) as error:
+            lines = json_lines(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: is no file of answered questions: {error}") from error
+        items: dict[str, Item] = {}
+        for number, line in lines:
+            try:
+                item = read_item(line)
+                refuse_second(item.id, items)
+            except ValueError as error:
+                raise InputError(f"{path}:{number}: is no answered question: {error}") from error
+            items[item.id] = item
+        if not items:
+            raise InputError(f"{path}: holds no answered question")
+        return cls(list(items.values()))
+
+
+_ITEMS = TypeAdapter(Item)
+
+
+def read_item(line: str) -> Item:
+    """One line of a file of items. Raises ValueError for a field of another kind, and where two disagree."""
+    document = parse_json(line)
+    if not isinstance(document, dict):
+        raise ValueError("a line is one JSON object")
+    if "completion" in document:
+        raise ValueError(
+            "it is a completion that isn't scored; write items with dspark-tune gsm8k score FILE --out "
+            "FOLDER, and name that folder"
+        )
+    if unknown := document.keys() - {field.name for field in fields(Item)}:
+        raise ValueError(f"unknown field {min(unknown)!r}")
+    try:
+        item = _ITEMS.validate_json(line, strict=True)
+    except ValidationError as error:
+        raise ValueError("; ".join(fault_lines(error))) from None
+    if fault := _contradiction(item):
+        raise ValueError(fault)
+    return item
+
+
+def refuse_second(name: str, known: Collection[str]) -> None:
+    """Raise ValueError where a question is in a run already."""
+    if name in known:
+        raise ValueError(f"question {name!r} is there already, and counted twice it is no independent one")
+
+
+def _contradiction(item: Item) -> str | None:
+    """What of an item can't be true together, in one sentence."""
+    right = item.answer is not None and item.answer == item.gold
+    faults = {
+        f"state {item.state!r} is none of {', '.join(STATES)}": item.state not in STATES,
+        f"correct is {item.correct}, with answer {item.answer!r} and gold {item.gold!r}": item.correct
+        != right,
+        "it is answered, without an answer": item.state == "answered" and item.answer is None,
+        f"it is {item.state}, with an answer": item.state in ("unparsed", "error")
+        and item.answer is not None,
+        "it is truncated, and finish_reason isn't length": item.state == "truncated" and not item.truncated,
+        f"finish_reason is length, and the state {item.state}": item.truncated
+        and item.state not in ("truncated", "degenerate"),
+    }
+    return next((fault for fault, found in faults.items() if found), None)
 
 
 def state_of(text: str, finish_reason: str, answer: str | None) -> str:

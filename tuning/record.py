@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.json_schema import models_json_schema
 
 from dspark_deploy import __version__
 from dspark_deploy.errors import InputError
@@ -23,9 +24,13 @@ from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.redaction import redacted
+from dspark_deploy.validation import fault_lines
 from tuning.machine import describe_machine
+from tuning.results import RESULTS, result_faults
 
 FORMULAS = 1
+MOST_FAULTS = 5  # of one file in a message
+REFERENCE = "#/$defs/{model}"
 Kind = Literal[
     "measure", "acceptance", "gsm8k", "compare", "greedy-beginnings", "divergence", "predict", "kernels"
 ]
@@ -58,7 +63,7 @@ class Engine(Section):
 
 
 class Record(Section):
-    """One record. `result` has the fields of its kind; see docs/measuring.md."""
+    """One record. `result` has the fields of its kind; see `tuning.results` and docs/measuring.md."""
 
     kind: Kind
     formulas: int = Field(FORMULAS, description="version of the formulas")
@@ -82,10 +87,17 @@ class Record(Section):
     def read(cls, path: Path) -> Record:
         """A record file. Raises InputError."""
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise InputError(f"{path}: is no record of dspark-tune: {reason}") from error
+            record = cls.model_validate_json(path.read_bytes())
+            faults = result_faults(record.kind, record.result)
+        except OSError as error:
+            raise InputError(f"{path}: is no record of dspark-tune: {error.strerror}") from error
+        except ValidationError as error:
+            faults = fault_lines(error)
+        if faults:
+            more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+            told = "; ".join(faults[:MOST_FAULTS]) + more
+            raise InputError(f"{path}: is no record of dspark-tune, or a damaged one: {told}")
+        return record
 
 
 def now() -> str:
@@ -112,15 +124,18 @@ def own_engine(loaded: LoadedProfile, facts: Facts) -> Engine:
     )
 
 
-def foreign_engine(url: str, told: dict[str, str]) -> Engine:
-    """A server that somebody else started: what it tells, and nothing else."""
+UNKNOWN_MACHINE = "machine unknown (a server doesn't tell it, and --machine was not given)"
+
+
+def foreign_engine(url: str, told: dict[str, str], machine: str | None) -> Engine:
+    """A server that somebody else started: what it tells, and what a person says of its machine."""
     return Engine(
         build=f"vllm {told['version']}".strip(),
         versions="",
         url=url,
         profile=None,
         profile_sha256=None,
-        hardware="not told by the server",
+        hardware=UNKNOWN_MACHINE if machine is None else f"{machine} (as --machine says)",
     )
 
 
@@ -131,8 +146,24 @@ def text_sha256(texts: list[str]) -> str:
 
 def schema_text() -> str:
     """The published schema."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Record.model_json_schema()}
-    return json.dumps(schema, indent=1) + "\n"
+    schema = Record.model_json_schema()
+    _, results = models_json_schema(
+        [(model, "validation") for model in RESULTS.values()], ref_template=REFERENCE
+    )
+    clauses = [
+        {
+            "if": {"properties": {"kind": {"const": kind}}},
+            "then": {"properties": {"result": {"$ref": REFERENCE.format(model=model.__name__)}}},
+        }
+        for kind, model in RESULTS.items()
+    ]
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "$defs": schema["$defs"] | results["$defs"],
+        "allOf": clauses,
+    }
+    return json.dumps(whole, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspark_deploy.errors import InputError
-from dspark_deploy.plain_json import parse_json
+from dspark_deploy.plain_json import json_lines, parse_json
 from dspark_deploy.tiny import language
 
 if TYPE_CHECKING:
@@ -181,8 +181,8 @@ def _prompts(seed: int, count: int) -> list[str]:
 
 def _json_lines(path: Path) -> list[Any]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [parse_json(line) for line in lines if line.strip()]
+        lines = json_lines(path.read_text(encoding="utf-8"))
+        return [parse_json(line) for _, line in lines]
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: can't be read as JSON lines: {error}") from error
 
@@ -201,12 +201,19 @@ def _read(name: str, path: Path, category: str = "") -> list[str]:
         else:
             found = [row["prompt"] for row in _json_lines(path)]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: isn't in the form of workload {name} ({error!r})") from error
+        why = f" ({error})" if isinstance(error, OSError | ValueError) else ""
+        form = FORMS.get(name, FORMS["jsonl"])
+        raise InputError(f"{path}: isn't in the form of workload {name}, which is {form}{why}") from error
     if not found or not all(isinstance(prompt, str) for prompt in found):
         raise InputError(f"{path}: has no prompts in the form of workload {name}")
     return list(dict.fromkeys(found))  # a prompt that comes twice would meet itself in the prefix cache
 
 
+FORMS = {
+    "sharegpt": 'a JSON list of {"conversations": [{"value": "..."}, ...]}',
+    "speed-bench": 'lines of {"messages": [{"content": "..."}]}',
+    "jsonl": 'lines of {"prompt": "..."}',
+}
 FROM_FILES = ("sharegpt", "speed-bench", "jsonl")
 GSM8K = "gsm8k"
 WITH_ANSWERS = (TinyArithmetic.name, GSM8K)

@@ -30,6 +30,7 @@ from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
 from dspark_deploy.preflight.gpus import probe_gpus
 from dspark_deploy.preflight.vllm_build import features, flags, variables, vllm_folder
 from dspark_deploy.profile import Profile
+from dspark_deploy.validation import fault_lines
 
 DISTRIBUTIONS = (
     "vllm",
@@ -126,12 +127,7 @@ class Facts:
         try:
             return TypeAdapter(cls).validate_json(text, strict=True)
         except ValidationError as error:
-            raise InputError(
-                [
-                    f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-                    for fault in error.errors(include_url=False)
-                ]
-            ) from error
+            raise InputError([f"{path}: {fault}" for fault in fault_lines(error)]) from error
 
 
 def _unknown_keys(data: dict[str, Any]) -> list[str]:

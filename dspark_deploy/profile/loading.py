@@ -75,7 +75,10 @@ def validated(loaded: LoadedProfile, changes: dict[str, Any]) -> LoadedProfile:
     try:
         return loaded.revised(changes)
     except ValidationError as error:
-        document = Document(loaded.values, {tuple(key.split(".")): Place("flag") for key in changes})
+        values = copy.deepcopy(loaded.values)
+        for key, value in changes.items():
+            _assign(values, key.split("."), value)
+        document = Document(values, {tuple(key.split(".")): Place("flag") for key in changes})
         raise InputError(_faults(error, document, "flag")) from error
 
 

@@ -31,12 +31,14 @@ OWNED_ARGS = {
 
 # Far above any batch that is served; a capture size is rendered for each, so a slip would fill the memory.
 MOST_SEQUENCES = 65_536
+# What a person can have meant: a number above is a slip, which would run for weeks or fill the memory.
+MOST_REQUESTS, MOST_TOKENS, MOST_BOOTS, MOST_TEMPERATURE = 100_000, 10_000_000, 100, 10.0
 
 
 class Section(BaseModel):
     """Base of every section: strict types, no unknown keys, immutable."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Model(Section):
@@ -276,19 +278,19 @@ class SweepSettings(Section):
 
     space: SpaceSettings = SpaceSettings()
     sampler: Literal["auto", "grid", "tpe", "gp", "nsga2", "random"] = "auto"
-    trials: int | None = Field(None, ge=1)
+    trials: int | None = Field(None, ge=1, le=MOST_REQUESTS)
     search: Literal["all", "predicted"] = "all"
     workload: str = "tiny-arithmetic"
     data: str | None = None
-    loads: list[Positive] = Field([1, 8], min_length=1)
-    prompts_per_load: int = Field(32, ge=1)
-    output_tokens: int = Field(96, ge=2)
-    temperature: float = Field(0.0, ge=0, le=10, allow_inf_nan=False)
-    accuracy_problems: int = Field(100, ge=1)
+    loads: list[Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]] = Field([1, 8], min_length=1)
+    prompts_per_load: int = Field(32, ge=1, le=MOST_REQUESTS)
+    output_tokens: int = Field(96, ge=2, le=MOST_TOKENS)
+    temperature: float = Field(0.0, ge=0, le=MOST_TEMPERATURE)
+    accuracy_problems: int = Field(100, ge=1, le=MOST_REQUESTS)
     accuracy_margin: float = Field(0.05, gt=0, lt=1)
     torch_reference: bool = True
-    finalists: int = Field(2, ge=1)
-    boots: int = Field(3, ge=0)
+    finalists: int = Field(2, ge=1, le=MOST_BOOTS)
+    boots: int = Field(3, ge=0, le=MOST_BOOTS)
     slo: Slo | None = None
     goal: Literal["latency", "throughput", "slo"] = "latency"
 

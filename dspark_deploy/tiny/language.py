@@ -63,7 +63,12 @@ class Problem:
 
 def prompt(problem: Problem) -> str:
     """What the model is given; it goes on with a space and the solution."""
-    return f"Q: {problem.question}\nA:"
+    return prompt_of(problem.question)
+
+
+def prompt_of(question: str) -> str:
+    """The same, of a question alone."""
+    return f"Q: {question}\nA:"
 
 
 def final_answer(text: str) -> int | None:

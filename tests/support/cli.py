@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tuning.results import result_faults
+
 
 @dataclass
 class Done:
@@ -38,4 +40,6 @@ class Tune:
             main()
         captured = self._capsys.readouterr()
         document = json.loads(captured.out.splitlines()[-1])
+        if {"kind", "result"} <= document.keys():
+            assert result_faults(document["kind"], document["result"]) == [], "a record as it is published"
         return Done(int(ended.value.code or 0), document, captured.err)

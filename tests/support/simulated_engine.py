@@ -176,10 +176,14 @@ class SimulatedEngine:
         """What it answers; the same to everybody."""
         return self.text
 
+    def finish_for(self, body: dict[str, Any]) -> str:
+        """How its answers end."""
+        return "stop"
+
     def answer(self, body: dict[str, Any], chat: bool) -> dict[str, Any]:
         """The document of one answer."""
         one, text = self.request(min(int(body["max_tokens"]), 60), _prompt(body)), self.text_for(body)
-        choice: dict[str, Any] = {"finish_reason": "stop"}
+        choice: dict[str, Any] = {"finish_reason": self.finish_for(body)}
         choice |= {"message": {"content": text}} if chat else {"text": text}
         if body.get("logprobs"):
             words = text.split()

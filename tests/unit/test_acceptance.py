@@ -11,6 +11,7 @@ from tuning.acceptance import (
     Acceptance,
     MetricsError,
     acceptance_between,
+    difference,
     parse_metrics,
 )
 
@@ -31,6 +32,11 @@ def page(engines: list[tuple[int, list[int]]], k: int = 5, model: str = "m") -> 
             for j, count in enumerate(positions)
         ]
     return "\n".join(lines) + "\n"
+
+
+def fresh(engines: int, k: int) -> str:
+    """The page of engines that have just started."""
+    return page([(0, [0] * k)] * engines)
 
 
 BEFORE = [(400, [280, 180, 120, 70, 50]), (380, [260, 170, 110, 60, 40])]
@@ -67,13 +73,63 @@ def test_sums_that_contradict_one_another_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("} 1020.0", "} NaN"), ("} 2700.0", "} +Inf"), ('"0"} 1020', '"x"} 1020')]
+    ("old", "new"),
+    [
+        ("} 1020.0", "} NaN"),
+        ("} 2700.0", "} +Inf"),
+        ("} 2700.0", "} -5"),
+        ("} 2700.0", "} 1e300"),
+        ("} 1400.0", "} 1400.5"),
+        ('"0"} 1020', '"x"} 1020'),
+        ('"0"} 1020', '"-1"} 1020'),
+        ('"0"} 1020', '"999999999"} 1020'),
+    ],
 )
 def test_counters_that_are_no_counts(old: str, new: str) -> None:
-    text = page([(1400, [1020, 720, 470, 290, 200])])
+    text = page(AFTER)
     assert old in text
-    with pytest.raises(MetricsError):
-        acceptance_between({}, parse_metrics(text.replace(old, new)))
+    with pytest.raises(
+        MetricsError, match=r'engine="0".* is no (count|position in a draft)|no count'
+    ) as raised:
+        parse_metrics(text.replace(old, new))
+    assert "Error(" not in str(raised.value), "a person reads it, no programmer"
+
+
+def test_two_pages_in_one_file() -> None:
+    with pytest.raises(MetricsError, match="twice"):
+        parse_metrics(page(BEFORE) + page(AFTER))
+
+
+def test_an_engine_that_joined_is_not_taken_for_traffic() -> None:
+    joined = [*AFTER, (900, [700, 500, 300, 200, 100])]
+    for before, after in ((BEFORE, joined), (BEFORE[:1], AFTER), ([], AFTER)):
+        scrape = parse_metrics(page(before)) if before else {}
+        with pytest.raises(MetricsError, match=r"drafts_total.*second scrape only.*joined"):
+            acceptance_between(scrape, parse_metrics(page(after)))
+
+
+@pytest.mark.parametrize("name", ["generation_tokens", "request_success", "prefix_cache_queries"])
+def test_what_other_numbers_rest_on_is_in_both_scrapes(name: str) -> None:
+    """`past_end_share` and the prefix hit rate would count an engine's whole life too."""
+    line = f'vllm:{name}_total{{engine="0"}} 7.0\n'
+    with_it, without = parse_metrics(page(AFTER) + line), parse_metrics(page(AFTER))
+    with pytest.raises(MetricsError, match="second scrape only"):
+        difference(without, with_it)
+    with pytest.raises(MetricsError, match="gone"):
+        difference(with_it, without)
+
+
+def test_swapped_pages_are_named_by_a_counter_of_ours() -> None:
+    before = "python_gc_collections_total 9.0\n" + page(BEFORE)
+    after = "python_gc_collections_total 3.0\n" + page(AFTER)
+    assert acceptance_between(parse_metrics(before), parse_metrics(after)).drafts == 2000
+    with pytest.raises(MetricsError, match=r"^vllm:spec_decode.*from 1400 to 400.*swapped"):
+        acceptance_between(parse_metrics(after), parse_metrics(before))
+
+
+def test_more_accepted_than_drafted() -> None:
+    with pytest.raises(MetricsError, match="of 10 in all"):
+        between([(0, [0, 0])], [(10, [11, 2])])
 
 
 def test_without_speculation_the_length_is_one() -> None:
@@ -88,7 +144,7 @@ def test_label_values_with_spaces_and_quotes() -> None:
     assert acceptance_between(before, after).length == pytest.approx(2.95)
 
 
-@pytest.mark.parametrize("text", ["<html>502</html>", "a{b", 'a{b="c"} x', "{}"])
+@pytest.mark.parametrize("text", ["<html>502</html>", "a{b", 'a{b="c"} x', "{}", "", "# HELP a b\n"])
 def test_a_page_that_is_no_metrics_page(text: str) -> None:
     with pytest.raises(MetricsError):
         parse_metrics(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -119,6 +120,18 @@ def test_equal_builds_fail_rarely_and_real_losses_seldom_pass() -> None:
     assert verdicts[0.06].count("pass") <= 2
 
 
+@pytest.mark.parametrize(("right", "expected"), [(0, "inconclusive"), (13, "inconclusive"), (14, "pass")])
+def test_nothing_is_shown_where_there_is_nothing_to_lose(
+    tune: Tune, tmp_path: Path, right: int, expected: str
+) -> None:
+    one = run([True] * right + [False] * (N - right))
+    assert compare(one, one, 0.01)["verdict"] == expected
+    one.write(tmp_path / "one.jsonl")
+    done = tune("accuracy-gate", tmp_path / "one.jsonl", tmp_path / "one.jsonl")
+    assert done.code == (0 if expected == "pass" else 7)
+    assert ("nothing to lose" in done.stderr) is (expected != "pass")
+
+
 def test_runs_over_other_questions_make_no_pairs() -> None:
     first, second = pair(1, 1, 10)
     with pytest.raises(InputError, match="different questions"):
@@ -154,6 +167,78 @@ def test_exit_codes(
     assert compared.document["result"]["verdict"] == gated.document["result"]["verdict"]
 
 
+SOUND = {"id": "q0", "gold": "7", "answer": "7", "correct": True, "state": "answered", "text": "#### 7"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"answer": "-1"}, "correct is True, with answer '-1' and gold '7'"),
+        ({"correct": False}, "correct is False, with answer '7'"),
+        ({"correct": "no"}, "correct: Input should be a valid boolean"),
+        ({"state": "wat"}, "'wat' is none of answered"),
+        ({"text": None}, "text: Input should be a valid string"),
+        ({"tokens": -5}, "tokens: Input should be greater"),
+        ({"tokens": 10**30}, "tokens: Input should be"),
+        ({"histogram": "x"}, "histogram: Input should be a valid array"),
+        ({"histogram": [1, -1]}, "histogram.1: Input should be greater"),
+        ({"finish_reason": "length"}, "finish_reason is length, and the state answered"),
+        ({"state": "truncated", "finish_reason": "stop"}, "finish_reason isn't length"),
+        ({"answer": None, "correct": False}, "without an answer"),
+        ({"state": "unparsed"}, "unparsed, with an answer"),
+        ({"state": "error"}, "error, with an answer"),
+        ({"completion": "#### 7"}, "gsm8k score FILE --out FOLDER"),
+        ({"mine": 1}, "unknown field 'mine'"),
+    ],
+)
+def test_an_item_that_contradicts_itself_is_no_evidence(
+    tune: Tune, tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    files = [tmp_path / "sound.jsonl", tmp_path / "damaged.jsonl"]
+    files[0].write_text(json.dumps(SOUND) + "\n")
+    assert AccuracyRun.read(files[0]).items[0].correct
+    files[1].write_text(json.dumps(SOUND | {"id": "q-1"}) + "\n\n" + json.dumps(SOUND | changes) + "\n")
+    done = tune("accuracy-gate", *files)
+    assert done.code == 2 and "damaged.jsonl:3: " in done.document["error"], done.document
+    assert says in done.document["error"] and "Error(" not in done.document["error"]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "[1]\n", "7\n", '{"id": 1}\n'])
+def test_a_file_without_items(tune: Tune, tmp_path: Path, text: str) -> None:
+    files = write(tmp_path, 1, 1, 20)
+    files[1].write_text(text)
+    done = tune("compare", *files)
+    assert done.code == 2 and "after.jsonl" in done.document["error"], done.document
+
+
+def test_a_question_counts_once(tune: Tune, tmp_path: Path) -> None:
+    files = write(tmp_path, 0, 0, 300)
+    for file in files:
+        file.write_text(file.read_text() * 2)
+    done = tune("accuracy-gate", *files)
+    assert done.code == 2 and "before.jsonl:301" in done.document["error"]
+    assert "'q0' is there already" in done.document["error"]
+
+
+def test_a_run_that_was_cut_off_has_no_accuracy_to_compare(tune: Tune, tmp_path: Path) -> None:
+    cut = {"answer": None, "correct": False, "state": "truncated", "finish_reason": "length"}
+    for name, few in (("few", 1), ("many", 2)):
+        rows = [SOUND | {"id": f"q{i}"} | (cut if i < few else {}) for i in range(100)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few, many = tmp_path / "few.jsonl", tmp_path / "many.jsonl"
+    assert tune("compare", few, few).code == 0
+    for files in ((few, many), (many, few), (few, few, "--null", few, "--null", many)):
+        done = tune("compare", *files)
+        assert done.code == 2 and "many.jsonl: has no accuracy" in done.document["error"]
+        assert "2 of 100 answers were cut off" in done.document["error"]
+
+
+def test_a_line_separator_in_an_answer_ends_no_line(tmp_path: Path) -> None:
+    file = tmp_path / "items.jsonl"
+    file.write_text(json.dumps(SOUND | {"text": "one\u2028two\x85 7"}, ensure_ascii=False) + "\n")
+    assert AccuracyRun.read(file).items[0].text == "one\u2028two\x85 7"
+
+
 def test_bad_input_says_what_to_do(tune: Tune, tmp_path: Path) -> None:
     files = write(tmp_path, 1, 1, 20)
     assert "--null wants two" in tune("compare", *files, "--null", files[0]).document["error"]
@@ -161,7 +246,7 @@ def test_bad_input_says_what_to_do(tune: Tune, tmp_path: Path) -> None:
     assert "items.jsonl" in tune("compare", files[0], tmp_path).document["error"]
     failed = AccuracyRun([Item("q", "1", None, False, "error", "")])
     failed.write(tmp_path / "failed.jsonl")
-    with pytest.raises(InputError, match="failed requests"):
+    with pytest.raises(InputError, match="1 requests failed"):
         read_run(tmp_path / "failed.jsonl", "fixed")
     files[1].write_text('{"id": 1}\n')
     assert tune("compare", *files).code == 2

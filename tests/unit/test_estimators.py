@@ -46,6 +46,7 @@ def unbiased(truth: float, estimates: list[float]) -> bool:
 
 
 ENGINES = [SimulatedEngine(seed=seed) for seed in range(RUNS)]
+START = parse_metrics(SimulatedEngine().page())
 RESULTS = [measured(engine) for engine in ENGINES]
 
 
@@ -105,7 +106,7 @@ def test_gap_percentiles_resample_whole_requests(monkeypatch: pytest.MonkeyPatch
 def test_pooled_acceptance_from_counters_and_from_histograms() -> None:
     truth, pooled, intervals = ENGINES[0].length, [], []
     for engine in ENGINES:
-        counted = acceptance_between({}, parse_metrics(engine.page()))
+        counted = acceptance_between(START, parse_metrics(engine.page()))
         pooled.append(counted.length)
         assert counted.length == pytest.approx(1 + sum(counted.position_rates))
     for seed in range(RUNS):
@@ -113,14 +114,14 @@ def test_pooled_acceptance_from_counters_and_from_histograms() -> None:
         found = summarize([from_histogram(engine.request(60).histogram, 60) for _ in range(40)])
         assert found is not None
         intervals.append(found.pooled_interval)
-        counted = acceptance_between({}, parse_metrics(engine.page()))
+        counted = acceptance_between(START, parse_metrics(engine.page()))
         assert found.pooled == pytest.approx(counted.length), "the same steps, counted twice"
     assert unbiased(truth, pooled)
     assert misses(truth, intervals) <= MOST_MISSES
 
 
 def test_conditional_rates_are_what_the_draft_was_given() -> None:
-    found = [acceptance_between({}, parse_metrics(engine.page())).conditional_rates for engine in ENGINES]
+    found = [acceptance_between(START, parse_metrics(engine.page())).conditional_rates for engine in ENGINES]
     for j, chance in enumerate(ENGINES[0].chances):
         assert unbiased(chance, [rates[j] for rates in found])
 
@@ -138,7 +139,7 @@ def test_pooled_and_per_request_lengths_differ_where_requests_do() -> None:
 def test_tokens_past_the_end_are_counted_apart() -> None:
     engine = SimulatedEngine((0.95, 0.95, 0.95), seed=3)
     requests = [engine.request(6) for _ in range(200)]
-    counted = difference({}, parse_metrics(engine.page()))
+    counted = difference(START, parse_metrics(engine.page()))
     emitted = sum(sum((j + 1) * n for j, n in enumerate(one.histogram)) + 1 - one.tokens for one in requests)
     accepted = sum(sum(j * n for j, n in enumerate(one.histogram)) for one in requests)
     assert past_end_share(counted) == pytest.approx(emitted / accepted)
@@ -151,8 +152,8 @@ def test_tokens_past_the_end_are_counted_apart() -> None:
 def test_chunks_stand_for_steps_only_where_they_agree_with_the_counters() -> None:
     engine = SimulatedEngine(seed=5)
     result = measured(engine)
-    counted = difference({}, parse_metrics(engine.page()))
-    acceptance = acceptance_between({}, parse_metrics(engine.page()))
+    counted = difference(START, parse_metrics(engine.page()))
+    acceptance = acceptance_between(START, parse_metrics(engine.page()))
     told = acceptance_summary(
         acceptance, result, past_end_share(counted), delivered_length(counted), fixed_k=True
     )

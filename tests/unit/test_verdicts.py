@@ -18,7 +18,7 @@ from tests.support.shared import case, case_json
 from tests.support.simulated_engine import SimulatedEngine
 from tests.unit.facts import good_facts
 from tests.unit.profiles import load
-from tests.unit.test_acceptance import AFTER, BEFORE, page
+from tests.unit.test_acceptance import AFTER, BEFORE, fresh, page
 from tuning.acceptance import conditional
 from tuning.acceptance_log import read_line, read_log
 from tuning.measurement import Plan, measure
@@ -136,10 +136,20 @@ def test_the_command_on_case_05(tune: Tune) -> None:
 
 def test_a_bad_chain_is_exit_code_7_with_the_whole_record(tune: Tune, tmp_path: Path) -> None:
     after = page([(1000, [420, 25, 4, 1, 0])])
-    done = tune("acceptance", *write_pages(tmp_path, "", after), "--out", tmp_path / "record.json")
+    done = tune("acceptance", *write_pages(tmp_path, fresh(1, 5), after), "--out", tmp_path / "record.json")
     assert done.code == done.document["exit_code"] == 7
     assert [v["name"] for v in done.document["result"]["verdicts"]] == ["chain-dead-after-1", "low"]
     assert "Markov head" in done.stderr and (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize(("block", "k", "notes"), [(2, 5, 1), (5, 5, 0), (7, 5, 0)])
+def test_drafts_past_the_block_that_are_accepted_are_a_note(
+    tune: Tune, tmp_path: Path, block: int, k: int, notes: int
+) -> None:
+    after = page([(1000, [800, 700, 600, 500, 400][:k])])
+    done = tune("acceptance", *write_pages(tmp_path, fresh(1, k), after), "--block", block)
+    assert done.code == 0 and len(done.document["result"]["notes"]) == notes
+    assert ("k = 5 lies past the trained block of 2" in done.stderr) is bool(notes)
 
 
 def test_a_restarted_engine_between_the_scrapes(tune: Tune, tmp_path: Path) -> None:
@@ -156,6 +166,7 @@ def test_a_restarted_engine_between_the_scrapes(tune: Tune, tmp_path: Path) -> N
         ([], "name one source"),
         (["--before", "a"], "name one source"),
         (["--log", "nowhere.log"], "can't be read"),
+        (["--log", "x", "--machine", "CPU engine"], "--url"),
         (["--before", "nowhere", "--after", "nowhere"], "curl"),
         (["--log", "x", "--expect", "4,3"], "lower number"),
         (["--log", "x", "--expect", "much"], "3.4,3.7"),
@@ -169,13 +180,30 @@ def test_bad_input_says_what_to_do(tune: Tune, arguments: list[str], says: str) 
 
 def test_pages_without_drafts(tune: Tune, tmp_path: Path) -> None:
     done = tune("acceptance", *write_pages(tmp_path, page(AFTER), page(AFTER)))
-    assert done.code == 2 and "was there traffic" in done.document["error"]
+    assert done.code == 1 and "was there traffic" in done.document["error"]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("text", ["", "<html>502</html>", page(AFTER).replace("1020.0", "NaN")])
+def test_a_damaged_page_is_named_and_bad_input(tune: Tune, tmp_path: Path, which: int, text: str) -> None:
+    pages = [page(BEFORE), page(AFTER)]
+    pages[which] = text
+    done = tune("acceptance", *write_pages(tmp_path, *pages))
+    name = ("before.prom", "after.prom")[which]
+    assert done.code == 2 and f"{name}: " in done.document["error"], done.document
+
+
+def test_an_engine_that_joined_names_both_pages(tune: Tune, tmp_path: Path) -> None:
+    done = tune("acceptance", *write_pages(tmp_path, page(BEFORE[:1]), page(AFTER)))
+    assert done.code == 1 and 'engine="1"' in done.document["error"]
+    assert "before.prom and " in done.document["error"] and "joined" in done.document["error"]
 
 
 def test_past_end_share_in_the_command(tune: Tune, tmp_path: Path) -> None:
     engine = SimulatedEngine((0.9, 0.9))
+    before = engine.page()
     engine.bench(100, 4, tokens=7)
-    done = tune("acceptance", *write_pages(tmp_path, "", engine.page()))
+    done = tune("acceptance", *write_pages(tmp_path, before, engine.page()))
     assert 0 < done.document["result"]["past_end_share"] < 0.5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from dspark_deploy.launch.rundir import new_run_directory
 from dspark_deploy.preflight import Facts, Severity, check, probe
 from dspark_deploy.profile import LoadedProfile, load_profile
 from dspark_deploy.profile.loading import validated
+from dspark_deploy.profile.schema import MOST_SEQUENCES
 from tuning.endpoint import Endpoint
 from tuning.record import Engine as EngineOfRecord
 from tuning.record import Record, foreign_engine, own_engine
@@ -33,7 +35,24 @@ ProfileOption = Annotated[
 Url = Annotated[str | None, typer.Option("--url", help="An OpenAI endpoint that is up, as http://host:8000")]
 Model = Annotated[str | None, typer.Option("--model", help="Model name there, where it serves several")]
 
+Machine = Annotated[
+    str | None,
+    typer.Option(
+        "--machine", help="With --url: what the server runs on, as 'CPU engine, 2 cores'; for the record"
+    ),
+]
+
 PROGRESS_LINES = 10
+LONGEST_NUMBER = 18  # digits; Python reads no more than 4300, and none of ours is longer
+MOST_RATE = 1e6
+LEAST_MARGIN, MOST_MARGIN = 0.0001, 0.5
+
+
+def finite(value: float | None) -> float | None:
+    """Callback of every option that is a float: click's ranges take nan, which is neither below nor above."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to measure with")
+    return value
 
 
 def words(text: str | None) -> list[str] | None:
@@ -46,17 +65,36 @@ def numbers(text: str | None, flag: str) -> list[int | str] | None:
     found = words(text)
     if found is None:
         return None
-    bad = [word for word in found if not (word.isdecimal() or word == "none")]
+    bad = [word for word in found if not (_is_number(word) or word == "none")]
     if bad or not found:
         raise InputError(f"{flag} {text}: {bad[0] if bad else 'nothing'!r} is no number; write it as 1,3,5")
     return [int(word) if word.isdecimal() else word for word in found]
 
 
-def counts(text: str, flag: str) -> list[int]:
-    """`1,8` as numbers of at least 1. Raises InputError."""
-    found = [number for number in numbers(text, flag) or [] if isinstance(number, int) and number > 0]
-    if len(found) != len(words(text) or []):
-        raise InputError(f"{flag} {text}: wants numbers from 1 up, as 1,8")
+def _is_number(word: str) -> bool:
+    return word.isdecimal() and len(word) <= LONGEST_NUMBER
+
+
+def counts(text: str, flag: str, most: int = MOST_SEQUENCES) -> list[int]:
+    """`1,8` as different numbers from 1 to `most`. Raises InputError."""
+    found = [number for number in numbers(text, flag) or [] if isinstance(number, int)]
+    if len(found) != len(words(text) or []) or not all(1 <= number <= most for number in found):
+        raise InputError(f"{flag} {text}: wants numbers from 1 to {most}, as 1,8")
+    if len(set(found)) < len(found):
+        raise InputError(f"{flag} {text}: names a number twice")
+    return found
+
+
+def rates(text: str | None, flag: str) -> list[float]:
+    """`2,0.5` as different numbers above 0, none where it is None. Raises InputError."""
+    try:
+        found = [float(word) for word in words(text) or []]
+    except ValueError:
+        found = [0.0]
+    if not all(0 < rate <= MOST_RATE for rate in found) or (text is not None and not found):
+        raise InputError(f"{flag} {text}: wants numbers above 0, up to {MOST_RATE:g}, as 2,8")
+    if len(set(found)) < len(found):
+        raise InputError(f"{flag} {text}: names a number twice")
     return found
 
 
@@ -99,6 +137,7 @@ def an_endpoint(
     model: str | None,
     profile: str | None,
     sets: list[str] | None,
+    machine: str | None,
     prepare: Callable[[LoadedProfile, Facts], LoadedProfile] = lambda loaded, _: loaded,
 ) -> Iterator[tuple[Endpoint, EngineOfRecord]]:
     """The server at `url`, or one booted from `profile` for as long as the block lasts. Raises InputError."""
@@ -106,8 +145,14 @@ def an_endpoint(
         raise InputError("name one engine: --url of one that is up, or --profile to boot one")
     if url is not None:
         with Endpoint.find(url, model) as endpoint:
-            yield endpoint, foreign_engine(endpoint.url, endpoint.describe())
+            told = foreign_engine(endpoint.url, endpoint.describe(), machine)
+            console.print(f"{told.build} at {told.url}: {told.hardware}", markup=False)
+            yield endpoint, told
         return
+    if machine is not None:
+        raise InputError(
+            "--machine: an engine that is booted here runs on this machine, which is read; leave it out"
+        )
     loaded, facts = checked_profile(console, str(profile), sets)
     loaded = prepare(loaded, facts)
     run = new_run_directory(Path("runs"), loaded.profile.name)

@@ -22,13 +22,18 @@ from dspark_deploy.console import people
 from dspark_deploy.errors import GateFailed, InputError
 from tuning.accuracy import AccuracyRun
 from tuning.arms import FIXED
-from tuning.commands.common import Json, conclude
-from tuning.judging.comparison import FAIL, PASS, compare
+from tuning.commands.common import LEAST_MARGIN, MOST_MARGIN, Json, conclude, finite
+from tuning.judging.comparison import FAIL, INCONCLUSIVE, PASS, compare, nothing_to_lose
 from tuning.record import Record, now
 from tuning.statistics import paired_mean_difference
 
 Run = Annotated[Path, typer.Argument(help="items.jsonl, or a folder of gsm8k run or measure")]
-Margin = Annotated[float, typer.Option(help="Largest loss that is accepted, as 0.01", min=0.0001, max=0.5)]
+Margin = Annotated[
+    float,
+    typer.Option(
+        help="Largest loss that is accepted, as 0.01", min=LEAST_MARGIN, max=MOST_MARGIN, callback=finite
+    ),
+]
 Null = Annotated[list[Path] | None, typer.Option("--null", help="Two runs of one build: give it twice")]
 ArmOption = Annotated[str, typer.Option("--arm", help="Which arm of a folder of measure")]
 Out = Annotated[Path | None, typer.Option(help="Write the record here")]
@@ -82,13 +87,20 @@ def _compare(
     if verdict == FAIL or (gate and verdict != PASS):
         if out is not None:
             record.write(out)
-        why = (
-            "accuracy was lost, beyond the margin and beyond chance"
-            if verdict == FAIL
-            else "these runs can't show that the loss is within the margin; ask more questions"
-        )
-        raise GateFailed(f"accuracy gate: {verdict}: {why}", record.as_json())
+        raise GateFailed(f"accuracy gate: {verdict}: {_why(result)}", record.as_json())
     conclude(console, record, out, as_json)
+
+
+def _why(result: dict[str, Any]) -> str:
+    if result["verdict"] == FAIL:
+        return "accuracy was lost, beyond the margin and beyond chance"
+    right, margin = result["accuracy"]["before"], result["margin"]
+    if nothing_to_lose(right, margin):
+        return (
+            f"the first run has {right:.2%} right, so there is nothing to lose beyond a margin of "
+            f"{margin:.2%}; is it the right protocol, and does the reference work?"
+        )
+    return "these runs can't show that the loss is within the margin; ask more questions"
 
 
 def _items(path: Path, arm: str) -> Path:
@@ -110,9 +122,10 @@ def read_run(path: Path, arm: str) -> AccuracyRun:
         stored = Record.read(record)
         if stored.kind == "gsm8k" and stored.result["void"]:
             raise InputError(f"{path}: the run is void: {'; '.join(stored.result['void'])}")
-    run = AccuracyRun.read(_items(path, arm))
-    if any(item.state == "error" for item in run.items):
-        raise InputError(f"{path}: holds failed requests, so it has no accuracy; run it again")
+    items = _items(path, arm)
+    run = AccuracyRun.read(items)
+    if reasons := run.void_reasons():
+        raise InputError(f"{items}: has no accuracy, so it can't be compared: {'; '.join(reasons)}")
     return run
 
 
@@ -192,4 +205,5 @@ def show(console: Console, result: dict[str, Any]) -> None:
             f"({interval['low']:+.2f} to {interval['high']:+.2f})",
             markup=False,
         )
-    console.print(f"verdict: {result['verdict']}", markup=False)
+    reason = f": {_why(result)}" if result["verdict"] == INCONCLUSIVE else ""
+    console.print(f"verdict: {result['verdict']}{reason}", markup=False)

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import InputError
-from tuning.commands.common import Json, Model, ProfileOption, Sets, Url, an_endpoint, conclude
+from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES
+from tuning.commands.common import Json, Machine, Model, ProfileOption, Sets, Url, an_endpoint, conclude
 from tuning.judging.divergence import KIND, PROMPTS, TOKENS, across, collect, read_beginnings, within
 from tuning.record import Record, Workload, now, text_sha256
 from tuning.workload import FromFile, TinyArithmetic, find_workload
@@ -27,11 +28,12 @@ def divergence(
     files: Annotated[list[Path] | None, typer.Argument(help="Two files of this command, to compare")] = None,
     url: Url = None,
     model: Model = None,
+    machine: Machine = None,
     profile: ProfileOption = None,
     sets: Sets = None,
     data: Annotated[Path | None, typer.Option(help="Prompts: JSONL, or GSM8K's folder")] = None,
-    prompts: Annotated[int, typer.Option(help="How many prompts", min=1)] = PROMPTS,
-    concurrency: Annotated[int, typer.Option(help="Requests in flight", min=1)] = 8,
+    prompts: Annotated[int, typer.Option(help="How many prompts", min=1, max=MOST_REQUESTS)] = PROMPTS,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight", min=1, max=MOST_SEQUENCES)] = 8,
     out: Annotated[Path | None, typer.Option(help="Write the record here")] = None,
     as_json: Json = False,
 ) -> None:
@@ -48,7 +50,7 @@ def divergence(
         conclude(console, Record(kind="divergence", created=now(), engine=None, result=result), out, as_json)
         return
     asked = _prompts(data, prompts)
-    with an_endpoint(console, url, model, profile, sets) as (endpoint, engine):
+    with an_endpoint(console, url, model, profile, sets, machine) as (endpoint, engine):
         passes = collect(endpoint, asked, concurrency, console.print)
     result = {"prompts_sha256": text_sha256(asked), "passes": passes}
     result["within"] = within(result)

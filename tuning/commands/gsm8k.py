@@ -2,7 +2,9 @@
 
     dspark-tune gsm8k run --data FOLDER --url http://localhost:8000 --protocol vllm-8shot --out runs/gsm8k-a
     dspark-tune gsm8k run --data FOLDER --profile mi355x.yaml --protocol strict-8shot --out runs/gsm8k-b
+    dspark-tune gsm8k run --data tiny --profile cpu-tiny.yaml --protocol tiny-0shot        a run without a GPU
     dspark-tune gsm8k score runs/gsm8k-a/items.jsonl --protocol strict-8shot
+    dspark-tune gsm8k score completions.jsonl --out runs/scored            a folder that compare takes
 
 An interrupted run goes on when it is run again. A void run is a failed measurement: exit code 1. Not covered:
 comparing two runs, which `compare` and `accuracy-gate` do.
@@ -10,22 +12,37 @@ comparing two runs, which `compare` and `accuracy-gate` do.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from dspark_deploy.console import people, print_json
+from dspark_deploy.console import people
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
-from tuning.accuracy import AccuracyRun, Item
-from tuning.commands.common import Json, Model, ProfileOption, Sets, Url, an_endpoint, conclude, item_progress
+from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES
+from tuning.accuracy import AccuracyRun
+from tuning.commands.common import (
+    Json,
+    Machine,
+    Model,
+    ProfileOption,
+    Sets,
+    Url,
+    an_endpoint,
+    conclude,
+    item_progress,
+)
+from tuning.gsm8k.completions import read_completions
 from tuning.gsm8k.dataset import load_gsm8k
-from tuning.gsm8k.protocols import PROTOCOLS, find_protocol, rescore
-from tuning.gsm8k.run import refuse_void, run_in_folder, summary
+from tuning.gsm8k.protocols import PROTOCOLS, find_protocol
+from tuning.gsm8k.run import ITEMS, refuse_void, run_in_folder, summary, write_run
 from tuning.measurement import instrumented
 from tuning.record import Record, Workload, now
+
+MOST_SEED = 2**31
 
 app = typer.Typer(no_args_is_help=True, help="GSM8K by a named protocol: run it, or score its answers.")
 Protocol_ = Annotated[str, typer.Option("--protocol", help=", ".join(PROTOCOLS))]
@@ -33,16 +50,23 @@ Protocol_ = Annotated[str, typer.Option("--protocol", help=", ".join(PROTOCOLS))
 
 @app.command()
 def run(
-    data: Annotated[str, typer.Option(help="Folder with test.jsonl and train*.jsonl, or hub")],
+    data: Annotated[str, typer.Option(help="Folder with test.jsonl and train*.jsonl, or hub; or tiny")],
     protocol: Protocol_ = "strict-8shot",
     url: Url = None,
     model: Model = None,
+    machine: Machine = None,
     profile: ProfileOption = None,
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder [runs/gsm8k-PROTOCOL]")] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests in flight; the same in both arms", min=1)] = 32,
-    limit: Annotated[int | None, typer.Option(help="Only the first questions", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Base seed of protocols that draw by chance")] = 0,
+    concurrency: Annotated[
+        int, typer.Option(help="Requests in flight; the same in both arms", min=1, max=MOST_SEQUENCES)
+    ] = 32,
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first questions", min=1, max=MOST_REQUESTS)
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Base seed of protocols that draw by chance", min=0, max=MOST_SEED)
+    ] = 0,
     chat_template_kwargs: Annotated[str | None, typer.Option(help="JSON for the server's template")] = None,
     allow_other: Annotated[
         bool, typer.Option("--allow-other-data", help="Data in GSM8K's form that isn't GSM8K")
@@ -51,12 +75,12 @@ def run(
 ) -> None:
     """Ask the questions; items, record and progress are in the run's folder."""
     console = people(as_json)
-    chosen = find_protocol(protocol)
+    chosen = find_protocol(protocol, data)
     extra = _template_arguments(chat_template_kwargs, chosen.chat)
     dataset = load_gsm8k(data, allow_other)
     questions = chosen.questions(dataset, limit)
     folder = out or Path("runs") / f"gsm8k-{protocol}"
-    with an_endpoint(console, url, model, profile, sets, instrumented) as (endpoint, engine):
+    with an_endpoint(console, url, model, profile, sets, machine, instrumented) as (endpoint, engine):
         identity = {
             **chosen.describe(),
             "extra": extra,
@@ -82,7 +106,7 @@ def run(
         "shots_sha256": dataset.shots_sha256,
         "data_pinned": dataset.pinned,
         "concurrency": concurrency,
-        "items": str(folder / "items.jsonl"),
+        "items": str(folder / ITEMS),
         **found,
     }
     workload = Workload(
@@ -100,52 +124,65 @@ def run(
         result=result,
     )
     show(console, result)
-    if found["void"]:
-        record.write(folder / "record.json")
-        refuse_void(record.as_json() | {"void": found["void"]})
-    conclude(console, record, folder / "record.json", as_json)
+    _conclude(console, record, folder / "record.json", as_json)
 
 
 @app.command()
 def score(
     file: Annotated[Path, typer.Argument(help="items.jsonl, or lines of completion, gold, finish_reason")],
     protocol: Protocol_ = "strict-8shot",
+    out: Annotated[
+        Path | None, typer.Option(help="Write items.jsonl and record.json into this folder")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Read the answers of a file anew, by any protocol's reading."""
+    """Read the answers of a file anew, by any protocol's reading. Exit code 1 where they give no accuracy."""
     console = people(as_json)
     chosen = find_protocol(protocol)
+    data = file.read_bytes() if file.is_file() else b""
     answers = AccuracyRun(read_completions(file, protocol))
-    found = {"protocol": protocol, "file": str(file), **summary(answers, chosen)}
-    show(console, found)
-    if as_json:
-        items = [
+    if out is not None:
+        write_run(out, answers, {**chosen.describe(), "scored_sha256": hashlib.sha256(data).hexdigest()})
+    found = summary(answers, chosen)
+    result = {
+        **chosen.describe(),
+        "data_pinned": None,
+        "file": str(file),
+        **found,
+        "scored": [
             {"id": item.id, "answer": item.answer, "correct": item.correct, "state": item.state}
             for item in answers.items
-        ]
-        print_json({**found, "items": items})
+        ],
+    }
+    asked = _asked(file)
+    record = Record(
+        kind="gsm8k",
+        status="invalid" if found["void"] else "complete",
+        created=now(),
+        engine=asked.engine if asked else None,
+        workload=asked.workload if asked else None,
+        result=result,
+    )
+    show(console, result)
+    _conclude(console, record, None if out is None else out / "record.json", as_json)
 
 
-def read_completions(file: Path, protocol: str) -> list[Item]:
-    """The lines of a file, scored. Raises InputError naming the first line that can't be."""
-    chosen = find_protocol(protocol)
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: can't be read: {error}") from error
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            found.append(rescore(parse_json(line), chosen, number))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{file}:{number}: needs id, gold, finish_reason, and text or completion ({error!r})"
-            ) from error
-    if not found:
-        raise InputError(f"{file}: is empty")
-    return found
+def _asked(items: Path) -> Record | None:
+    """The record of the run that asked these questions; None for answers that were collected elsewhere."""
+    path = items.with_name("record.json")
+    if items.name != ITEMS or not path.is_file():
+        return None
+    record = Record.read(path)
+    return record if record.kind == "gsm8k" else None
+
+
+def _conclude(console: Console, record: Record, place: Path | None, as_json: bool) -> None:
+    """Write and print the record; raises AccuracyVoidError with it where the run is void."""
+    if record.status == "invalid":
+        if place is not None:
+            record.write(place)
+        refuse_void(record.as_json() | {"void": record.result["void"]})
+    conclude(console, record, place, as_json)
 
 
 def show(console: Console, result: dict[str, Any]) -> None:

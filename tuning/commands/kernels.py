@@ -33,13 +33,18 @@ from tuning.record import Record, now, own_engine
 
 LIMIT_S = 900
 V4_HIDDEN, V4_STREAMS = 4096, 4
+MOST_HIDDEN, MOST_STREAMS = 65_536, 64
 
 
 def kernels(
     profile: ProfileOption = None,
     sets: Sets = None,
-    hidden: Annotated[int | None, typer.Option(help=f"Hidden size [{V4_HIDDEN}]", min=64)] = None,
-    streams: Annotated[int | None, typer.Option(help=f"mHC streams [{V4_STREAMS}]", min=1)] = None,
+    hidden: Annotated[
+        int | None, typer.Option(help=f"Hidden size [{V4_HIDDEN}]", min=64, max=MOST_HIDDEN)
+    ] = None,
+    streams: Annotated[
+        int | None, typer.Option(help=f"mHC streams [{V4_STREAMS}]", min=1, max=MOST_STREAMS)
+    ] = None,
     providers: Annotated[str, typer.Option(help=f"Of {', '.join(PROVIDERS)}")] = ",".join(PROVIDERS),
     out: Annotated[Path | None, typer.Option(help="Write the record here")] = None,
     as_json: Json = False,

@@ -11,6 +11,7 @@ arm loses accuracy against the reference, however fast it is. Not covered: choos
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,11 +24,25 @@ from rich.table import Table
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import EngineError, GateFailed, InputError, MeasurementError
-from dspark_deploy.profile.schema import Expectation
-from tuning.accuracy import AccuracyRun
+from dspark_deploy.profile.schema import MOST_BOOTS, MOST_REQUESTS, MOST_TEMPERATURE, MOST_TOKENS, Expectation
+from tuning.accuracy import MOST_TRUNCATED, AccuracyRun
 from tuning.arm_result import arm_json, failed_arm
 from tuning.arms import ARMS, REFERENCE, Arm, arms
-from tuning.commands.common import Json, Sets, checked_profile, conclude, counts, require_libraries, words
+from tuning.commands.common import (
+    LEAST_MARGIN,
+    MOST_MARGIN,
+    Json,
+    Sets,
+    checked_profile,
+    conclude,
+    counts,
+    finite,
+    require_libraries,
+    words,
+)
+from tuning.commands.common import (
+    rates as numbers_above_0,
+)
 from tuning.expectations import Observed, holding, missed
 from tuning.judging.comparison import FAIL, compare
 from tuning.measurement import Measurement, Plan, measure
@@ -47,22 +62,42 @@ def measure_command(
     data: Annotated[Path | None, typer.Option(help="The workload's file")] = None,
     loads: Annotated[str | None, typer.Option(help="Requests in flight, as 1,8,32")] = None,
     rates: Annotated[str | None, typer.Option(help="Open loop: requests per second, as 2,8")] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests at each level", min=1)] = None,
-    input_tokens: Annotated[int, typer.Option(help="Of workload random", min=1)] = 1024,
-    output_tokens: Annotated[int | None, typer.Option(help="At most, per answer", min=2)] = None,
-    temperature: Annotated[float | None, typer.Option(help="How tokens are drawn", min=0)] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests at each level", min=1, max=MOST_REQUESTS)
+    ] = None,
+    input_tokens: Annotated[int, typer.Option(help="Of workload random", min=1, max=MOST_TOKENS)] = 1024,
+    output_tokens: Annotated[
+        int | None, typer.Option(help="At most, per answer", min=2, max=MOST_TOKENS)
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="How tokens are drawn", min=0, max=MOST_TEMPERATURE, callback=finite),
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Answers of full length")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Prompts as messages, the server's template")] = False,
     goodput: Annotated[str | None, typer.Option(help="Limits in ms, as ttft:2000,tpot:50")] = None,
-    boots: Annotated[int, typer.Option(help="Engines per arm; two or more give intervals over boots")] = 1,
-    accuracy_problems: Annotated[int | None, typer.Option(help="Questions, where there are any")] = None,
-    accuracy_margin: Annotated[float | None, typer.Option(help="Largest loss that is accepted")] = None,
+    boots: Annotated[
+        int,
+        typer.Option(help="Engines per arm; two or more give intervals over boots", min=1, max=MOST_BOOTS),
+    ] = 1,
+    accuracy_problems: Annotated[
+        int | None,
+        typer.Option(help="Questions, where there are any; 0 for none", min=0, max=MOST_REQUESTS),
+    ] = None,
+    accuracy_margin: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest loss that is accepted", min=LEAST_MARGIN, max=MOST_MARGIN, callback=finite
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder [runs/measure-PROFILE]")] = None,
     report: Annotated[bool, typer.Option(help="Write report.html")] = True,
     as_json: Json = False,
 ) -> None:
     """Measure reference, fused, fixed and adaptive on the same prompts; write record.json and report.html."""
     console = people(as_json)
+    closed = None if loads is None else counts(loads, "--loads")
+    arrivals, limits = numbers_above_0(rates, "--rates"), _limits(goodput)
     loaded, facts = checked_profile(console, profile, sets)
     needed = {"pandas": "vllm bench serve reads its prompts with it: pip install pandas"}
     if report:
@@ -77,8 +112,8 @@ def measure_command(
         source.output_tokens = output_tokens or source.output_tokens
     margin = settings.accuracy_margin if accuracy_margin is None else accuracy_margin
     plan = Plan(
-        loads=counts(loads, "--loads") if loads else [1] if seed else list(settings.loads),
-        rates=_rates(rates),
+        loads=closed or ([1] if seed else list(settings.loads)),
+        rates=arrivals,
         requests=requests or (SEED_REQUESTS if seed else settings.prompts_per_load),
         output_tokens=source.output_tokens
         if isinstance(source, RandomTokens)
@@ -87,7 +122,7 @@ def measure_command(
         accuracy_problems=settings.accuracy_problems if accuracy_problems is None else accuracy_problems,
         ignore_eos=ignore_eos or seed,
         chat=chat,
-        limits=_limits(goodput),
+        limits=limits,
         strict=False,
     )
     folder = out or Path("runs") / f"measure-{loaded.profile.name}"
@@ -245,25 +280,16 @@ def _verdicts(
     return rows
 
 
-def _rates(text: str | None) -> list[float]:
-    try:
-        found = [float(word) for word in words(text) or []]
-    except ValueError:
-        found = [0.0]
-    if any(rate <= 0 for rate in found):
-        raise InputError(f"--rates {text}: wants requests per second above 0, as 2,8")
-    return found
-
-
 def _limits(text: str | None) -> dict[str, float]:
     limits: dict[str, float] = {}
     for word in words(text) or []:
         name, _, value = word.partition(":")
-        if name not in ("ttft", "tpot", "e2el") or not value.replace(".", "", 1).isdecimal():
+        number = float(value) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII) else 0.0
+        if name not in ("ttft", "tpot", "e2el") or name in limits or not number:
             raise InputError(
-                f"--goodput {text}: {word!r} is no limit; write ttft:2000,tpot:50 (milliseconds)"
+                f"--goodput {text}: {word!r} is no limit; write ttft:2000,tpot:50 (milliseconds, each once)"
             )
-        limits[name] = float(value)
+        limits[name] = number
     return limits
 
 
@@ -311,6 +337,15 @@ def show(console: Console, document: dict[str, Any]) -> None:
             f"{found['gained']} gained, {found['lost']} lost: {each['verdict']}",
             markup=False,
         )
+    for arm in result["arms"]:
+        counted = arm.get("accuracy")
+        if counted and counted["truncated"] > MOST_TRUNCATED * counted["questions"]:
+            console.print(
+                f"{arm['arm']}: {counted['truncated']} of {counted['questions']} answers were cut off and "
+                f"count as wrong; compare refuses so many: ask with more --output-tokens",
+                style="yellow",
+                markup=False,
+            )
     for verdict in result["verdicts"]:
         console.print(
             f"{verdict['arm']}: {verdict['name']}: {verdict['message']}", style="yellow", markup=False

@@ -24,6 +24,7 @@ from dspark_deploy.errors import InputError, MeasurementError
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.profile.loading import validated
+from dspark_deploy.profile.schema import MOST_REQUESTS
 from tuning.commands.common import Json, Sets, checked_profile, conclude, counts, require_libraries
 from tuning.judging.prediction import errors, predict, predicted_lengths, synthetic_flags
 from tuning.measurement import LoadMeasurement, Measurement, Plan, measure
@@ -37,7 +38,9 @@ def predict_command(
     num_speculative_tokens: Annotated[str, typer.Option(help="Predict these, as 1,2,3,4")],
     sets: Sets = None,
     loads: Annotated[str | None, typer.Option(help="Requests in flight, as 1,8")] = None,
-    requests: Annotated[int | None, typer.Option(help="Requests at each level", min=1)] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="Requests at each level", min=1, max=MOST_REQUESTS)
+    ] = None,
     workload: Annotated[str | None, typer.Option(help="Real text: never random")] = None,
     data: Annotated[Path | None, typer.Option(help="The workload's file")] = None,
     check: Annotated[bool, typer.Option("--check", help="Measure each k too, and report the error")] = False,
@@ -47,6 +50,7 @@ def predict_command(
     """Predict TPOT and acceptance length of each k."""
     console = people(as_json)
     ks = counts(num_speculative_tokens, "--num-speculative-tokens")
+    closed = None if loads is None else counts(loads, "--loads")
     loaded, facts = checked_profile(console, profile, sets)
     speculative = loaded.profile.speculative
     if speculative is None or max(ks) > speculative.num_speculative_tokens:
@@ -61,7 +65,7 @@ def predict_command(
         raise InputError(f"workload {source.name} never ranks k, so it predicts none; use real text")
     require_libraries({"pandas": "vllm bench serve reads its prompts with it: pip install pandas"})
     plan = Plan(
-        loads=counts(loads, "--loads") if loads else list(settings.loads),
+        loads=closed or list(settings.loads),
         requests=requests or settings.prompts_per_load,
         output_tokens=settings.output_tokens,
         temperature=settings.temperature,

@@ -2,6 +2,7 @@
 
 A folder holds `test.jsonl` and a file `train*.jsonl` with the training set's beginning, one JSON object with
 `question` and `answer` a line. `hub` takes `openai/gsm8k` by the `datasets` library, where it is installed.
+`tiny` is no GSM8K: the built-in checkpoint's own problems, in the same form.
 
 The data are MIT-licensed and not part of this package. Other data can be used, and are called so everywhere:
 a figure from them compares with no published one.
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import InputError
-from dspark_deploy.plain_json import parse_json
+from dspark_deploy.plain_json import json_lines, parse_json
+from dspark_deploy.tiny import language
 from tuning.gsm8k.extraction import gold
 
 SHOTS = 8
 HUB, HUB_NAME = "hub", "openai/gsm8k"
+TINY, TINY_QUESTIONS = "tiny", 200
 # sha256 over the rows as `digest` writes them: the first 8 training items, and all 1,319 test items.
 SHOTS_SHA256 = "42b2980d84f821c250cd65c9085ee3345b92f7e54faf193a5ab4829a1c8364b6"
 TEST_SHA256 = "32c548f08195e19e33408b844dd7be6aa4bcae457d957bc05909ff4bd4a00595"
@@ -76,7 +79,12 @@ def digest(rows: Sequence[Row]) -> str:
 
 
 def load_gsm8k(source: str, allow_other: bool = False) -> Dataset:
-    """Read the data. Raises InputError where it isn't there, damaged, or not the pinned one."""
+    """Read the data. Raises InputError where it isn't there, damaged, or not the pinned one.
+
+    The built-in checkpoint's problems are asked for by name, so they need no `allow_other`.
+    """
+    if source == TINY:
+        return _tiny()
     data = _from_hub() if source == HUB else _from_folder(Path(source))
     if not data.pinned and not allow_other:
         named = "shots" if data.shots_sha256 != SHOTS_SHA256 else "questions"
@@ -85,6 +93,11 @@ def load_gsm8k(source: str, allow_other: bool = False) -> Dataset:
             f"get the original files, or say --allow-other-data"
         )
     return data
+
+
+def _tiny() -> Dataset:
+    drawn = language.problems(language.ACCURACY_SEEDS[0], TINY_QUESTIONS)
+    return Dataset([], [Row(problem.question, problem.solution) for problem in drawn])
 
 
 def _from_folder(folder: Path) -> Dataset:
@@ -100,15 +113,16 @@ def _from_folder(folder: Path) -> Dataset:
 def _rows(path: Path) -> list[Row]:
     found: list[Row] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = json_lines(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: can't be read: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append(_row(parse_json(line)))
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(f"{path}:{number}: is no GSM8K row ({error!r})") from error
+    for number, line in lines:
+        try:
+            found.append(_row(parse_json(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path}:{number}: is no GSM8K row: it needs question, and answer with #### and a number"
+            ) from error
     if not found:
         raise InputError(f"{path}: is empty")
     return found

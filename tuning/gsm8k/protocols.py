@@ -6,6 +6,8 @@
     strict-8shot   ours: the same shots, 512 tokens, the first `####` or, flexibly, the last number
     thinking       one question in a chat, thinking on: temperature 1.0, top-p 0.95, 16,384 tokens, the
                    server's own encoding; what stands behind the end of thinking is read
+    tiny-0shot     no GSM8K: the built-in checkpoint's own problems (`--data tiny`), to see a run on a machine
+                   without a GPU; it compares with itself alone
 
 One difference to upstream's script is meant: there a failed request is a wrong answer, here it voids the run.
 
@@ -19,9 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dspark_deploy.errors import InputError
+from dspark_deploy.tiny import language
 from tuning.accuracy import Item, item_of, state_of
 from tuning.endpoint import Answer, Endpoint, Sampling
-from tuning.gsm8k.dataset import Dataset
+from tuning.gsm8k.dataset import TINY, Dataset
 from tuning.gsm8k.extraction import END_OF_THINKING, flexible, strict, upstream
 from tuning.workload import Question
 
@@ -38,9 +41,12 @@ class Protocol:
     chat: bool = False
     reads_truncated: bool = False
     wants_thinking: bool = False
+    tiny: bool = False
 
     def prompt(self, question: str, data: Dataset) -> str:
         """The whole prompt of one question."""
+        if self.tiny:
+            return language.prompt_of(question)
         if self.chat:
             return question + INSTRUCTION
         shots = "".join(f"Question: {row.question}\nAnswer: {row.answer}\n\n" for row in data.shots)
@@ -114,32 +120,18 @@ PROTOCOLS = {
         Protocol(
             "thinking", Sampling(16384, temperature=1.0, top_p=0.95), flexible, chat=True, wants_thinking=True
         ),
+        Protocol("tiny-0shot", Sampling(96, stop=("Q:",)), flexible, tiny=True),
     )
 }
 
 
-def find_protocol(name: str) -> Protocol:
-    """The protocol of that name. Raises InputError."""
+def find_protocol(name: str, data: str | None = None) -> Protocol:
+    """The protocol of that name, where it fits the data, if any are named. Raises InputError."""
     if name not in PROTOCOLS:
         raise InputError(f"--protocol {name}: is none of {', '.join(PROTOCOLS)}")
+    if data is not None and PROTOCOLS[name].tiny != (data == TINY):
+        raise InputError(
+            f"--protocol {name} doesn't go with --data {data}: tiny-0shot asks the built-in checkpoint's own "
+            f"problems, which are --data {TINY}; all others ask GSM8K"
+        )
     return PROTOCOLS[name]
-
-
-def rescore(document: Mapping[str, Any], protocol: Protocol, number: int) -> Item:
-    """One line of a file of completions, scored anew: ours, or {"completion", "gold", "finish_reason"}.
-
-    Raises ValueError or KeyError for a line that is neither.
-    """
-    text = document["text"] if "text" in document else document["completion"]
-    right = protocol.reading(str(document["gold"]))
-    if right is None or not isinstance(text, str):
-        raise ValueError("gold is no number, or the completion no text")
-    question = Question(str(document.get("id", f"line-{number}")), "", right)
-    answer = Answer(
-        text,
-        str(document.get("reasoning") or ""),
-        str(document.get("finish_reason") or ""),
-        document.get("tokens"),
-        histogram=tuple(document.get("histogram") or ()),
-    )
-    return protocol.score(question, answer)

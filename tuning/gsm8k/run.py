@@ -4,8 +4,8 @@ identity.json      protocol, sampling, data, server: what all items of this fold
 progress.jsonl     items in the order in which they came
 items.jsonl        all items in the questions' order, when the run is whole
 
-A run is void, and has no accuracy, where a request failed, where more than `MOST_TRUNCATED` of the answers
-were cut off by the token limit, or where the protocol wants thinking and no answer shows any.
+A run is void, and has no accuracy, for the reasons of `AccuracyRun.void_reasons`, and where the protocol
+wants thinking and no answer shows any.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.launch.rundir import write_atomically
-from dspark_deploy.plain_json import parse_json
-from tuning.accuracy import AccuracyRun, AccuracyVoidError, Item, run_accuracy
+from dspark_deploy.plain_json import json_lines, parse_json
+from tuning.accuracy import AccuracyRun, AccuracyVoidError, Item, read_item, refuse_second, run_accuracy
 from tuning.gsm8k.protocols import Protocol, thought
 from tuning.per_request import summarize
 from tuning.statistics import proportion_interval
 from tuning.workload import Question
 
-MOST_TRUNCATED = 0.01
+ITEMS = "items.jsonl"
 
 
 def run_in_folder(
@@ -37,11 +37,7 @@ def run_in_folder(
     on_item: Callable[[Item], None],
 ) -> AccuracyRun:
     """Ask what is owed. Raises InputError for another run's folder, AccuracyVoidError for a failure."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
-    _check_identity(folder / "identity.json", identity)
+    _open_folder(folder, identity)
     journal = folder / "progress.jsonl"
     wanted = {question.id for question in questions}
     done = [item for item in _read_journal(journal) if item.id in wanted]
@@ -55,8 +51,22 @@ def run_in_folder(
             on_item(item)
 
         run = run_accuracy(questions, ask, concurrency=concurrency, done=done, on_item=keep)
-    run.write(folder / "items.jsonl")
+    run.write(folder / ITEMS)
     return run
+
+
+def write_run(folder: Path, run: AccuracyRun, identity: dict[str, Any]) -> None:
+    """A run that was asked elsewhere, as a folder. Raises InputError for another run's folder."""
+    _open_folder(folder, identity)
+    run.write(folder / ITEMS)
+
+
+def _open_folder(folder: Path, identity: dict[str, Any]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
+    _check_identity(folder / "identity.json", identity)
 
 
 def _check_identity(path: Path, identity: dict[str, Any]) -> None:
@@ -80,28 +90,23 @@ def _read_journal(path: Path) -> list[Item]:
     """Items of an earlier attempt. A last line that was cut off is dropped, from the file too."""
     if not path.is_file():
         return []
-    found, kept = [], []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    found: dict[str, Item] = {}
+    kept = []
+    for _, line in json_lines(path.read_text(encoding="utf-8")):
         try:
-            found.append(Item(**parse_json(line)))
-            kept.append(line + "\n")
-        except (ValueError, TypeError):
+            item = read_item(line)
+            refuse_second(item.id, found)
+        except ValueError:
             break
+        found[item.id] = item
+        kept.append(line + "\n")
     write_atomically(path, "".join(kept))
-    return found
+    return list(found.values())
 
 
 def void_reasons(run: AccuracyRun, protocol: Protocol) -> list[str]:
     """Why a whole run has no accuracy; empty where it has one."""
-    items, reasons = run.items, []
-    cut = sum(item.truncated for item in items)
-    if errors := sum(item.state == "error" for item in items):
-        reasons.append(f"{errors} requests failed")
-    if cut > MOST_TRUNCATED * len(items):
-        reasons.append(
-            f"{cut} of {len(items)} answers were cut off at {protocol.sampling.max_tokens} tokens, "
-            f"over {MOST_TRUNCATED:.0%}: is max-model-len too small, or do answers loop?"
-        )
+    items, reasons = run.items, run.void_reasons(protocol.sampling.max_tokens)
     if protocol.wants_thinking and items and not any(thought(item) for item in items):
         reasons.append(
             "no answer shows thinking, which this protocol wants on: see the model's chat_template_kwargs, "

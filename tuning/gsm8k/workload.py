@@ -59,7 +59,9 @@ class Gsm8k(FromFile):
 
 def gsm8k_workload(name: str, data: str | None) -> Gsm8k:
     """`gsm8k` or `gsm8k/PROTOCOL`. Raises InputError without data, or for a protocol that isn't greedy."""
-    protocol = find_protocol(name.partition("/")[2] or DEFAULT)
+    protocol = find_protocol(name.partition("/")[2] or DEFAULT, data)
+    if protocol.tiny:
+        raise InputError(f"workload {name}: the built-in checkpoint's problems are workload tiny-arithmetic")
     if protocol.sampling.temperature > 0:
         raise InputError(
             f"workload {name}: the protocol draws by chance, and configurations are compared by greedy "

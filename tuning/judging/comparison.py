@@ -5,7 +5,8 @@
     p value      exact McNemar, two-sided: scipy's binomtest over the discordant pairs
     bound        the lower end of Tango's 95 % interval of the difference must lie above -margin
     pass         the bound does          fail    the loss is at least the margin, and McNemar's p below 0.05
-    inconclusive neither: this many questions can't tell
+    inconclusive neither: this many questions can't tell; or the first run has no more right than the margin,
+                 so that there is nothing to lose
     null         two runs of the same build: what numerics and batching alone do to the same questions
     power        the loss that this many questions would show as significant, and show 8 times of 10
 
@@ -38,8 +39,15 @@ class Power:
     equal_pair_passes: float
 
 
-def verdict(comparison: PairedComparison, margin: float) -> str:
-    """Pass, fail or inconclusive; see the module."""
+def nothing_to_lose(accuracy: float, margin: float) -> bool:
+    """Whether the first run has so little right that no loss beyond the margin is possible."""
+    return accuracy <= margin
+
+
+def verdict(comparison: PairedComparison, margin: float, accuracy: float) -> str:
+    """Pass, fail or inconclusive; see the module. `accuracy` is the first run's."""
+    if nothing_to_lose(accuracy, margin):
+        return INCONCLUSIVE
     if comparison.not_worse_than(margin):
         return PASS
     lost = comparison.difference <= -margin and comparison.p_value < ALPHA
@@ -121,7 +129,7 @@ def compare(
     basis = same_build or found
     discordant = basis.gained + basis.lost
     return {
-        "verdict": verdict(found, margin),
+        "verdict": verdict(found, margin, first.accuracy),
         "margin": margin,
         "accuracy": {"before": first.accuracy, "after": second.accuracy},
         "comparison": asdict(found),

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from dspark_deploy.errors import InputError, MeasurementError
-from dspark_deploy.plain_json import parse_json
 from tuning.endpoint import Endpoint, Sampling
+from tuning.record import Record
 from tuning.statistics import proportion_interval
 
 PROMPTS, TOKENS, PASSES = 120, 24, 2
@@ -113,15 +113,10 @@ def across(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 def read_beginnings(path: Path) -> dict[str, Any]:
     """A file that `dspark-tune divergence --out` wrote. Raises InputError."""
-    try:
-        document = parse_json(path.read_text(encoding="utf-8"))
-        result = document["result"]
-        if document["kind"] != KIND or len(result["passes"]) != PASSES:
-            raise ValueError(f"its kind is {document['kind']!r}, not {KIND!r}")
-        for row in (row for each in result["passes"] for row in each):
-            if len(row["tokens"]) != len(row["logprobs"]):
-                raise ValueError("tokens and log probabilities differ in number")
-        str(result["prompts_sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: was not written by dspark-tune divergence --out ({error!r})") from error
-    return dict(result)
+    record = Record.read(path)
+    if record.kind != KIND:
+        raise InputError(f"{path}: is a record of {record.kind}; name files of dspark-tune divergence --out")
+    passes = record.result["passes"]
+    if any(len(row["tokens"]) != len(row["logprobs"]) for each in passes for row in each):
+        raise InputError(f"{path}: is damaged: tokens and log probabilities differ in number")
+    return record.result
