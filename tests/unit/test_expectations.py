@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from dspark_deploy.profile.schema import Expectation
+from tests.unit.profiles import TEXT, write
+from tuning.commands.gsm8k import _unexpected
 from tuning.expectations import Observed, holding, missed
+from tuning.gsm8k.protocols import PROTOCOLS
 
 LENGTH = (3.0, 4.0)
 
@@ -87,3 +91,21 @@ def test_a_miss_is_a_sentence_with_its_source() -> None:
 def test_a_range_that_says_nothing_is_refused(broken: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         expected(**broken)
+
+
+def test_a_gsm8k_run_is_held_against_its_profile(tmp_path: Path) -> None:
+    ranges = """\
+expect:
+  - {workload: gsm8k/vllm-8shot, accuracy: [0.88, 0.93], source: vllm#1}
+  - {workload: gsm8k, num_speculative_tokens: 5, acceptance_length: [4.0, 4.8]}
+  - {workload: gsm8k, thinking: true, accuracy: [0.99, 1.0]}
+"""
+    profile = str(write(tmp_path, TEXT + ranges))
+    found = {"accuracy": 0.5, "acceptance": {"pooled": 2.0}}
+    protocol = PROTOCOLS["vllm-8shot"]
+    assert _unexpected(protocol, found, profile, None) == [
+        "vllm-8shot: accuracy 0.500 is outside the expected 0.88 to 0.93 (vllm#1)",
+        "vllm-8shot: acceptance length 2.000 is outside the expected 4 to 4.8",
+    ]
+    assert _unexpected(protocol, {"accuracy": None, "acceptance": None}, profile, None) == []
+    assert _unexpected(protocol, found, None, None) == [], "a server by its URL has no profile"

@@ -22,6 +22,7 @@ from rich.console import Console
 from dspark_deploy.console import people
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
+from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES
 from tuning.accuracy import AccuracyRun
 from tuning.commands.common import (
@@ -35,12 +36,14 @@ from tuning.commands.common import (
     conclude,
     item_progress,
 )
+from tuning.expectations import Observed, missed
 from tuning.gsm8k.completions import read_completions
 from tuning.gsm8k.dataset import load_gsm8k
-from tuning.gsm8k.protocols import PROTOCOLS, find_protocol
+from tuning.gsm8k.protocols import PROTOCOLS, Protocol, find_protocol
 from tuning.gsm8k.run import ITEMS, refuse_void, run_in_folder, summary, write_run
 from tuning.measurement import instrumented
 from tuning.record import Record, Workload, now
+from tuning.workload import GSM8K
 
 MOST_SEED = 2**31
 
@@ -108,6 +111,7 @@ def run(
         "concurrency": concurrency,
         "items": str(folder / ITEMS),
         **found,
+        "unexpected": _unexpected(chosen, found, profile, sets),
     }
     workload = Workload(
         name=f"gsm8k {protocol}",
@@ -202,11 +206,33 @@ def show(console: Console, result: dict[str, Any]) -> None:
         f"strict {result['strict']['share']:.2%}, flexible {result['flexible']['share']:.2%}; {apart}",
         markup=False,
     )
+    for sentence in result.get("unexpected", []):
+        console.print(f"unexpected: {sentence}", style="yellow", markup=False)
     if result["acceptance"]:
         length = result["acceptance"]
         console.print(
             f"acceptance length {length['pooled']:.3f} pooled, {length['mean']:.3f} per request", markup=False
         )
+
+
+def _unexpected(
+    protocol: Protocol, found: dict[str, Any], profile: str | None, sets: list[str] | None
+) -> list[str]:
+    """What fell outside the profile's `expect`; nothing where the server was only named by its URL."""
+    if profile is None:
+        return []
+    loaded = load_profile(profile, sets or []).profile
+    fixed = loaded.speculative is not None and loaded.speculative.verification.kind == "fixed"
+    observed = Observed(
+        label=protocol.name,
+        workload=f"{GSM8K}/{protocol.name}",
+        k=loaded.speculative.num_speculative_tokens if loaded.speculative else 0,
+        temperature=protocol.sampling.temperature,
+        thinking=protocol.wants_thinking,
+        acceptance_length=found["acceptance"]["pooled"] if fixed and found["acceptance"] else None,
+        accuracy=found["accuracy"],
+    )
+    return missed(loaded.expect, observed)
 
 
 def _template_arguments(text: str | None, chat: bool) -> dict[str, Any]:
