@@ -32,7 +32,7 @@ from tests.unit.profiles import TEXT, load
 from tuning.acceptance import acceptance_between, parse_metrics
 from tuning.acceptance_log import read_log as read_acceptance_log
 from tuning.accuracy import AccuracyRun
-from tuning.commands.gsm8k import read_completions
+from tuning.gsm8k.completions import read_completions
 from tuning.gsm8k.dataset import _rows
 from tuning.gsm8k.extraction import flexible, strict, upstream
 from tuning.identity import identity

@@ -69,7 +69,8 @@ def _start(load: Workload, image: str | None) -> list[str]:
     if load.nodes == 1:
         return [" ".join([*command, PROGRAM, *own, *extra])]
     return [
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        # sed reads to the end: `head` would close the pipe, and pipefail make that scontrol's failure.
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)',
         " ".join(
             [
                 *command,
