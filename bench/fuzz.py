@@ -171,6 +171,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         chosen = [each for each in targets(Path(place)) if not only or each.name in only]
         shares, left = sum(each.share for each in chosen), options.inputs
         for target in chosen:
+            target.check_seeds()
             inputs = round(left * target.share / shares)  # of what is left, so that the sum is exact
             left, shares = left - inputs, shares - target.share
             coverage = round(inputs * guided)

@@ -66,6 +66,11 @@ class Target:
             return self.typo(draw), True
         return mutate(self.seeds, draw), False
 
+    def check_seeds(self) -> None:
+        """Read each seed: one that is refused tests the refusal alone. Raises DSparkError."""
+        for seed in self.seeds:
+            self.run(seed)
+
     def attempt(self, data: bytes, refuse: bool) -> None:
         """Read one input. Raises what the reader raises, and AcceptedTypo."""
         try:
@@ -93,7 +98,8 @@ speculative:
   verification: {kind: schedule, per_batch_size: [[1, 4, 5], [5, 64, 2]]}
 mhc: {provider: auto, gate: refuse}
 expect:
-  - {workload: tiny-arithmetic, acceptance_length: [3.5, 6.0], accuracy: [0.6, 0.97]}
+  - {workload: tiny-arithmetic, acceptance_length: [3.5, 6.0], accuracy: [0.6, 0.97], source: here}
+  - {workload: random, temperature: 0, thinking: false, concurrency: 8, tpot_ms: [1, 9.5]}
 """
 SPACE = """\
 sweep:
@@ -259,6 +265,7 @@ def targets(folder: Path) -> list[Target]:
     ).encode()
     whole = {"config.json": config, "m.safetensors": safetensors(header)}
     facts = json.dumps(good_facts().as_json())
+    earlier = parse_metrics(METRICS)
     return [
         file_target(
             folder, "profile", [TEXT, SAMPLE], load_profile, typo=profile_typo(SAMPLE, FREE), share=2.0
@@ -290,7 +297,7 @@ def targets(folder: Path) -> list[Target]:
         Target(
             "metrics",
             [METRICS.encode()],
-            lambda data: acceptance_between({}, parse_metrics(data.decode("utf-8", "replace"))),
+            lambda data: acceptance_between(earlier, parse_metrics(data.decode("utf-8", "replace"))),
             share=4.0,
         ),
         file_target(folder, "jit-log", [JIT_LOG], read_jit_log, share=4.0),
