@@ -4,10 +4,11 @@
     python -m bench.fuzz --inputs 20000 --only profile,facts --seed 7
     python -m bench.fuzz --replay runs/fuzz/profile-1.input --only profile
 
-In this process, each input under a time limit. A traceback, a hang and a misspelt key that is taken without a
-word are failures: the input is saved under `--failures`, and the exit code is 1. Inputs are drawn by
-`bench.fuzzing.mutation`; where atheris is installed (`pip install 'dspark-deploy[fuzz]'`), it draws a share
-of them by coverage, in a process for each target. Not covered: crashes of Python itself, which end the run.
+In this process, each input under a limit of processor time, which other work on the machine can't use up. A
+traceback, a hang and a misspelt key that is taken without a word are failures: the input is saved under
+`--failures`, and the exit code is 1. Inputs are drawn by `bench.fuzzing.mutation`; where atheris is installed
+(`pip install 'dspark-deploy[fuzz]'`), it draws a share of them by coverage, in a process for each target. Not
+covered: crashes of Python itself, which end the run; a reader that waits for something else.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ class Hang(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Inside, Hang is raised after that time."""
+    """Inside, Hang is raised after that much processor time of this process."""
 
     def ring(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise Hang(f"longer than {seconds} s")
+        raise Hang(f"longer than {seconds} s of processor time")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 class Failures:
