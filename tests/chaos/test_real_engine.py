@@ -21,6 +21,7 @@ from tests.support.commands import SWEEP, Command, whole
 pytestmark = pytest.mark.engine
 
 HUGE = 10 << 30
+ANSWERED = "POST /v1/completions"  # in the engine's own log
 QUICK = ["--set", "engine.stop_timeout_s=5"]
 
 
@@ -79,8 +80,13 @@ def test_killed_in_the_middle_of_a_request_beside_a_log_of_ten_gigabytes(tmp_pat
 
 
 def test_killed_in_the_middle_of_a_measurement_and_measured_again(tmp_path: Path) -> None:
-    command = Command(tmp_path, "tune", *SWEEP, *QUICK, real=True)
+    sweep = [*SWEEP, *QUICK, "--prompts-per-load", "24"]
+    command = Command(tmp_path, "tune", *sweep, real=True)
     command.wait_for("none: load 1", 240)
+    log = tmp_path / "out" / "cells" / "none" / "engine.log"
+    warmed = log.read_text().count(ANSWERED)
+    while log.read_text().count(ANSWERED) == warmed:
+        time.sleep(0.02)
     worker, family = engine_worker(command)
     worker.kill()
     ended = command.end()
@@ -89,8 +95,8 @@ def test_killed_in_the_middle_of_a_measurement_and_measured_again(tmp_path: Path
     with sqlite3.connect(tmp_path / "out" / "study.db") as database:
         assert database.execute("select state from trials").fetchall() == [("FAIL",)]
     whole(tmp_path)
-    again = Command(tmp_path, "tune", *SWEEP, *QUICK, "--retry-failed", real=True).end(240)
+    again = Command(tmp_path, "tune", *sweep, "--retry-failed", real=True).end(240)
     assert again.code == 0, again.stderr
     (cell,) = again.document["cells"]
-    assert cell["state"] == "complete" and [load["requests"] for load in cell["loads"]] == [4]
+    assert cell["state"] == "complete" and [load["requests"] for load in cell["loads"]] == [24]
     whole(tmp_path)
