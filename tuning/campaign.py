@@ -31,7 +31,7 @@ from tuning.memory import Lowered, lowered
 from tuning.opening import Options, open_sweep
 from tuning.plans import asked_of
 from tuning.progress import Board, SweepProgress, one_line
-from tuning.reference import TORCH, find_reference
+from tuning.reference import TORCH, find_reference, too_few_questions, without_reference
 from tuning.screening import (
     Screen,
     first_family,
@@ -116,7 +116,10 @@ class Campaign:
         for line in self.opened.lines(self.folder):
             self.console.print(line, markup=False)
         self.console.print(f"answers are compared with: {self.reference.why}", markup=False)
+        if len(self.space.cells) > 1 and (warning := too_few_questions(self.settings)):
+            self.console.print(warning, style="yellow", markup=False)
         self.study.record_infeasible()
+        self._need_reference()
         if self.reference.is_torch:
             self._measure_torch()
         if self.settings.search == "predicted":
@@ -126,6 +129,13 @@ class Campaign:
         self._derive_schedule()
         if self.settings.boots:
             self.finals = self._run_finals()
+
+    def _need_reference(self) -> None:
+        """Boot nothing once no speculation has failed: there is nothing to compare with."""
+        if REFERENCE not in self.study.owed():
+            reference = self.study.outcome(REFERENCE)
+            if reference is not None and reference.measurement is None:
+                raise without_reference(reference.reason)
 
     def _measure_torch(self) -> None:
         """The answers of torch's mHC, beside the search. Raises MeasurementError without them."""
@@ -238,6 +248,8 @@ class Campaign:
         with SweepProgress(self.console, total, done, phase, self._board) as progress:
             patience = Patience()
             while True:
+                if study is self.study:
+                    self._need_reference()
                 claimed = study.claim()
                 if claimed is not None:
                     self._run_one(study, *claimed, progress, base)
@@ -368,7 +380,7 @@ class Campaign:
             if reference is not None and reference.answers is not None:
                 return self._violation(configuration, answers, reference.answers)
             if reference is not None:
-                raise MeasurementError(f"without speculation there is no measurement: {reference.reason}")
+                raise without_reference(reference.reason)
             # Its worker may have died, and this one may be the last.
             trial = self.study.claim_this(REFERENCE)
             if trial is not None:
@@ -388,11 +400,7 @@ class Campaign:
         """The complete configurations, compared with the reference. Raises MeasurementError without it."""
         reference = outcomes.get(REFERENCE)
         if reference is None or reference.measurement is None:
-            reason = reference.reason if reference else "it was not measured"
-            raise MeasurementError(
-                f"there is nothing to compare with: without speculation, {reason}. "
-                f"Mend it and use --retry-failed"
-            )
+            raise without_reference(reference.reason if reference else "it was not measured")
         answers = {cell: outcome.answers for cell, outcome in outcomes.items() if outcome.answers}
         torch = self.torch.answers if self.torch else None
         return candidates(outcomes, answers, self.settings.accuracy_margin, torch)

@@ -17,6 +17,7 @@ from rich.table import Table
 from dspark_deploy.launch.rundir import write_atomically
 from tuning.best import write_best
 from tuning.campaign import Campaign
+from tuning.judging.comparison import FAIL, INCONCLUSIVE
 from tuning.machine import describe_machine
 from tuning.measurement import Measurement
 from tuning.reference import reference_json
@@ -26,6 +27,9 @@ from tuning.selection import Selection, select
 from tuning.space import Configuration
 from tuning.storage import naming_a_lost_storage, shown
 from tuning.trials import Outcome
+
+# What stands behind a configuration that can't be chosen.
+ACCURACY = {FAIL: "accuracy lost", INCONCLUSIVE: "accuracy unknown"}
 
 
 def conclude(campaign: Campaign, report: bool) -> dict[str, Any]:
@@ -193,6 +197,6 @@ def sweep_table(result: Mapping[str, Any]) -> Table:
             f"{cell['accuracy']:.3f}",
             f"{against['gained']}/{against['lost']}",
             f"{cell['identical_answers']}/{cell['accuracy_counts']['questions']}",
-            verdict if cell["accurate"] else "accuracy",
+            verdict if cell["accurate"] else ACCURACY[cell["accuracy_verdict"]],
         )
     return table

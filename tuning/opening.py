@@ -45,14 +45,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A study that may be used. `why` says why its sampler was taken, `seeded` how many trials it got."""
+    """A study that may be used.
+
+    `why` says why its sampler was taken, `seeded` how many trials it was given, if a source was named.
+    """
 
     study: Study
     storage: BaseStorage
     url: str
     name: str
     why: str
-    seeded: int
+    seeded: int | None
 
     def lines(self, folder: Path) -> list[str]:
         """What is about to be searched, for people: how much, by what sampler, and what is never booted."""
@@ -66,8 +69,9 @@ class Opened:
             found.append(f"{cell.label}: infeasible, never booted: {', '.join(refused.codes)}")
         for cell, other in space.same.items():
             found.append(f"{cell.label}: the same engine as {other.label}, measured once")
-        if self.seeded:
-            found.append(f"{self.seeded} measurements taken over by --seed-from")
+        if self.seeded is not None:
+            why = "" if self.seeded else ": engine, workload or configurations differ"
+            found.append(f"{self.seeded} measurements taken over by --seed-from{why}")
         return found
 
 
@@ -106,7 +110,7 @@ def open_sweep(
             options.retry_failed,
             alone=options.storage is None,
         )
-        seeded = 0
+        seeded = None if options.seed_from is None else 0
         if options.seed_from is not None:
             source = _source(options.seed_from, url, storage)
             if identities.comparable(stored_identity(source), identity):
@@ -124,7 +128,9 @@ def _source(seed_from: str, url: str, storage: BaseStorage) -> optuna.Study:
         storage = open_storage(url)
         with naming_a_damaged_storage(url):
             names = [name for name in study_names(storage) if name.startswith(f"{PREFIX}-")]
-        seed_from = next((name for name in reversed(names) if not name.endswith("-finalists")), seed_from)
+        # Studies beside the search are named after it.
+        own = [name for name in names if re.fullmatch(rf"{PREFIX}-.+-[0-9a-f]{{12}}", name)]
+        seed_from = own[-1] if own else seed_from
     with naming_a_damaged_storage(url):
         if seed_from in study_names(storage):
             return existing_study(storage, seed_from)

@@ -14,11 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dspark_deploy.errors import MeasurementError
 from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.rules.context import DEEPSEEK_V4, family
 from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.profile.schema import SweepSettings
 from tuning.measurement import Measurement
 from tuning.space import ANSWERS, REFERENCE, Configuration, examine
+from tuning.statistics import fewest_questions
 
 TORCH = REFERENCE.having("mhc_provider", "torch").having(ANSWERS, 1)
 
@@ -54,6 +57,25 @@ def find_reference(loaded: LoadedProfile, facts: Facts) -> Reference:
     if refused is not None:
         return none(f"since torch's mHC can't be served here: {', '.join(refused.codes)}: {refused.reason}")
     return Reference(TORCH, "no speculation with torch's mHC")
+
+
+def too_few_questions(settings: SweepSettings) -> str:
+    """What is to be said before any boot where no comparison can come out well; empty where one can."""
+    fewest = fewest_questions(settings.accuracy_margin)
+    if settings.accuracy_problems >= fewest:
+        return ""
+    return (
+        f"accuracy: {settings.accuracy_problems} questions can't show a loss below "
+        f"{settings.accuracy_margin:.1%}, even where no answer is lost, so no speculation will be chosen; "
+        f"ask {fewest} or more with --accuracy-problems, or allow more with --accuracy-margin"
+    )
+
+
+def without_reference(reason: str) -> MeasurementError:
+    """What ends a sweep whose no speculation has no measurement."""
+    return MeasurementError(
+        f"there is nothing to compare with: without speculation, {reason}. Mend it and use --retry-failed"
+    )
 
 
 def reference_json(reference: Reference, measurement: Measurement | None) -> dict[str, Any]:

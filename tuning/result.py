@@ -34,6 +34,7 @@ def cell_json(candidate: Candidate, on_front: bool, outcome: Outcome, gpus: int)
         **candidate.configuration.params(),
         "state": "complete",
         "accurate": candidate.accurate,
+        "accuracy_verdict": candidate.accuracy_verdict,
         "pareto": on_front,
         "acceptance_length": measurement.acceptance.length,
         "acceptance_by_position": measurement.acceptance.position_rates,

@@ -22,6 +22,9 @@ import numpy as np
 
 from dspark_deploy.profile.schema import Slo
 from tuning.accuracy import AccuracyRun
+from tuning.judging.comparison import INCONCLUSIVE as UNTOLD
+from tuning.judging.comparison import PASS
+from tuning.judging.comparison import verdict as accuracy_verdict
 from tuning.load import LoadResult
 from tuning.measurement import Measurement
 from tuning.space import REFERENCE, VERIFICATION, Configuration
@@ -44,6 +47,7 @@ class Candidate:
     comparison: PairedComparison
     identical: int
     accurate: bool
+    accuracy_verdict: str = PASS
 
     def load(self, concurrency: int) -> LoadResult:
         """The result at one load level."""
@@ -97,9 +101,9 @@ def candidates(
         run = answers[configuration]
         comparison = compare_paired(reference.correct, run.correct)
         itself = torch is None and configuration == REFERENCE
-        accurate = itself or comparison.not_worse_than(margin)
+        kept = PASS if itself else accuracy_verdict(comparison, margin, reference.accuracy)
         identical = run.identical_to(reference)
-        found.append(Candidate(configuration, outcome.measurement, comparison, identical, accurate))
+        found.append(Candidate(configuration, outcome.measurement, comparison, identical, kept == PASS, kept))
     return found
 
 
@@ -179,13 +183,28 @@ def select(
     best = min(tied, key=lambda candidate: (_size(candidate.configuration), cost(candidate)))
     tied.remove(best)
     boots = min((len(each) for each in again.values()), default=0)
-    verdict = _verdict(best, leader, tied)
+    verdict, reason = (
+        _verdict(best, leader, tied),
+        _reason(best, abs(cost(best)), goal, concurrency, tied, boots),
+    )
+    untold = [
+        candidate
+        for candidate in found
+        if candidate.accuracy_verdict == UNTOLD and goal_cost(candidate.load(concurrency), goal) < cost(best)
+    ]
+    if verdict == NONE_IS_BEST and untold:
+        verdict = INCONCLUSIVE
+        names = ", ".join(candidate.configuration.label for candidate in untold)
+        questions = untold[0].comparison.questions
+        reason += (
+            f"; {names} looked better, and whether accuracy is kept can't be told from {questions} questions"
+        )
     return Selection(
         goal,
         concurrency,
         best,
         tied,
-        _reason(best, abs(cost(best)), goal, concurrency, tied, boots),
+        reason,
         verdict,
         boots,
         {candidate.configuration: abs(cost(candidate)) for candidate in among},

@@ -5,6 +5,7 @@ Everything is scipy's except Tango's interval, which no library here has; scipy 
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,14 @@ def compare_paired(reference: Sequence[bool], candidate: Sequence[bool]) -> Pair
     n = len(reference)
     p_value = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
     return PairedComparison(n, gained, lost, (gained - lost) / n, tango_interval(gained, lost, n), p_value)
+
+
+def fewest_questions(margin: float) -> int:
+    """How many questions a comparison needs to show a loss below `margin`, where not one answer is lost."""
+    most = 2
+    while tango_interval(0, 0, most).low <= -margin:
+        most *= 2
+    return 1 + bisect.bisect_left(range(1, most), True, key=lambda n: tango_interval(0, 0, n).low > -margin)
 
 
 def tango_interval(gained: int, lost: int, n: int) -> Interval:

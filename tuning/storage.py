@@ -131,13 +131,17 @@ def open_storage(url: str) -> BaseStorage:
         return _open_beside_others(url)
 
 
+# Of a table, of its first row in SQLite, and in PostgreSQL.
+MADE_MEANWHILE = ("already exists", "UNIQUE constraint failed: ", "duplicate key value")
+
+
 def _open_beside_others(url: str) -> BaseStorage:
     """Two workers that come first make the tables at one moment, and one of them is told that they exist."""
     for attempt in range(1, OPENINGS):
         try:
             return _open(url)
         except SQLAlchemyError as error:
-            if "already exists" not in str(error):
+            if not any(sign in str(error) for sign in MADE_MEANWHILE):
                 raise
             time.sleep(OPENING_S * attempt)
     return _open(url)

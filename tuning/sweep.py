@@ -45,7 +45,9 @@ from tuning.commands.report import report as report_command
 from tuning.commands.serve_best import serve_best
 from tuning.commands.storage_proxy import storage_proxy
 from tuning.conclusion import conclude
+from tuning.judging.comparison import FAIL
 from tuning.opening import Options
+from tuning.statistics import fewest_questions
 from tuning.storage import KINDS
 from tuning.workers import own_gpus
 from tuning.workload import WITH_ANSWERS
@@ -196,10 +198,18 @@ def _judge(result: dict[str, Any]) -> None:
         raise unmeasured
     if speculative and not any(cell["accurate"] for cell in speculative):
         margin, problems = (result["settings"][f"accuracy_{name}"] for name in ("margin", "problems"))
-        lost = AccuracyConstraintFailed(
-            f"no configuration with speculation kept its accuracy within {margin:.1%} of the reference; "
-            f"is a kernel or the draft wrong, or are {problems} problems too few?"
-        )
+        if any(cell["accuracy_verdict"] == FAIL for cell in speculative):
+            message = (
+                f"no configuration with speculation kept its accuracy within {margin:.1%} of the reference; "
+                f"is a kernel or the draft wrong?"
+            )
+        else:
+            message = (
+                f"whether speculation keeps its accuracy within {margin:.1%} of the reference can't be told "
+                f"from {problems} questions: ask more with --accuracy-problems, at least "
+                f"{fewest_questions(margin)} where not one answer is lost"
+            )
+        lost = AccuracyConstraintFailed(message)
         lost.document = result
         raise lost
 

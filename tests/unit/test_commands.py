@@ -164,21 +164,26 @@ def cell(label: str, k: int, **rest: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("cells", "code"),
+    ("cells", "code", "says"),
     [
-        ([cell("k5", 5, state="complete", accurate=True)], 0),
-        ([cell("k5", 5, state="complete", accurate=False)], 7),
-        ([cell("k5", 5, state="failed", reason="it died")], 1),
-        ([], 0),
+        ([cell("k5", 5, state="complete", accurate=True, accuracy_verdict="pass")], 0, ""),
+        ([cell("k5", 5, state="complete", accurate=False, accuracy_verdict="fail")], 7, "is a kernel"),
+        (
+            [cell("k5", 5, state="complete", accurate=False, accuracy_verdict="inconclusive")],
+            7,
+            "at least 73",
+        ),
+        ([cell("k5", 5, state="failed", reason="it died")], 1, "it died"),
+        ([], 0, ""),
     ],
 )
-def test_the_verdict_on_a_sweep(cells: list[dict[str, object]], code: int) -> None:
+def test_the_verdict_on_a_sweep(cells: list[dict[str, object]], code: int, says: str) -> None:
     settings = {"accuracy_margin": 0.05, "accuracy_problems": 100}
     result = {"cells": [cell("none", 0, state="complete", accurate=True), *cells], "settings": settings}
     try:
         _judge(result)
     except DSparkError as error:
-        assert error.exit_code == code and error.document == result
+        assert error.exit_code == code and error.document == result and says in str(error)
     else:
         assert code == 0
 

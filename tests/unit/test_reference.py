@@ -87,3 +87,43 @@ def test_a_sweep_that_goes_on_has_the_reference_already(tmp_path: Path) -> None:
         make(tmp_path, engine, facts=V4).run()
     assert engine.launched == [LABEL, *ALL]
     assert TORCH.label == LABEL
+
+
+def test_a_sweep_is_seeded_from_a_folder_that_holds_more_studies_than_its_own(tmp_path: Path) -> None:
+    make(tmp_path, StandIn(), facts=V4).run()
+    engine = StandIn()
+    wider = ["sweep.space.num_speculative_tokens=[none, 1, 3, 5, 7]"]
+    again = make(tmp_path, engine, facts=V4, sets=wider, name="wider", seed_from=str(tmp_path / "out"))
+    again.run()
+    assert engine.launched == [LABEL, "k7-greedy"]
+    assert "4 measurements taken over by --seed-from" in again.console.export_text()
+
+
+def test_a_source_that_gives_nothing_is_said(tmp_path: Path) -> None:
+    make(tmp_path, StandIn()).run()
+    changed = ["sweep.prompts_per_load=8"]
+    other = make(tmp_path, StandIn(), sets=changed, name="other", seed_from=str(tmp_path / "out"))
+    other.run()
+    assert "0 measurements taken over by --seed-from: engine, workload or" in other.console.export_text()
+
+
+def test_once_no_speculation_has_failed_nothing_else_is_booted(tmp_path: Path) -> None:
+    engine = StandIn(breaks={"none": [EngineStartError("no"), EngineStartError("no")]})
+    with pytest.raises(EngineStartError):
+        make(tmp_path, engine).run()
+    with pytest.raises(MeasurementError, match=r"without speculation, no\. Mend it and use --retry-failed"):
+        make(tmp_path, engine).run()
+    assert engine.launched == ["none"]
+
+
+def test_too_few_questions_are_said_before_a_boot_and_conclude_nothing(tmp_path: Path) -> None:
+    done = sweep(tmp_path, sets=["sweep.accuracy_problems=40"])
+    first = done.text.splitlines()
+    assert any("40 questions can't show a loss below 5.0%" in line and "ask 73" in line for line in first[:8])
+    answer = done.result["goals"]["latency"]
+    assert (answer["best"], answer["verdict"]) == ("none", "inconclusive")
+    assert "can't be told from 40 questions" in answer["reason"]
+    assert {cell["accuracy_verdict"] for cell in done.result["cells"]} == {"pass", "inconclusive"}
+    lost = sweep(tmp_path, StandIn(wrong_for=dict.fromkeys(ALL[1:], 30)), name="lost")
+    assert lost.result["goals"]["latency"]["verdict"] == "no speculation is best"
+    assert {cell["accuracy_verdict"] for cell in lost.result["cells"]} == {"pass", "fail"}

@@ -13,6 +13,7 @@ from scipy import stats
 from tuning.statistics import (
     Interval,
     compare_paired,
+    fewest_questions,
     mean_interval,
     paired_mean_difference,
     proportion_interval,
@@ -93,3 +94,11 @@ def test_paired_difference_sees_what_unpaired_cannot() -> None:
     base = rng.uniform(5, 50, size=30)
     found = paired_mean_difference((base + 0.5 + rng.normal(0, 0.1, 30)).tolist(), base.tolist())
     assert 0.3 < found.low < 0.5 < found.high < 0.7 and not math.isnan(found.low)
+
+
+@pytest.mark.parametrize("margin", [0.01, 0.02, 0.05, 0.1])
+def test_fewest_questions_is_the_edge(margin: float) -> None:
+    fewest = fewest_questions(margin)
+    right = [True] * fewest
+    assert compare_paired(right, right).not_worse_than(margin)
+    assert not compare_paired(right[1:], right[1:]).not_worse_than(margin)

@@ -22,12 +22,14 @@ import optuna
 import pytest
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState, create_trial
+from sqlalchemy.exc import SQLAlchemyError
 
 from dspark_deploy.errors import InputError, MeasurementError
 from tests.support.grpc_proxy import grpc_proxy
 from tests.support.postgres import PASSWORD, postgres
 from tests.support.stand_in import StandIn
 from tests.support.sweeps import make, sweep
+from tuning import storage as storages
 from tuning.space import Configuration, Space
 from tuning.storage import file_system, open_storage
 from tuning.study import Study
@@ -367,3 +369,28 @@ def test_the_dashboard_reads_the_same_storage(tmp_path: Path) -> None:
     assert study.metric_names == ["tpot_ms", "output_tokens_per_s_per_gpu"]
     assert all({"tpot_ms@1", "tpot_ms@8"} <= set(trial.user_attrs) for trial in study.trials)
     assert all("accuracy" in trial.constraints for trial in study.trials)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "table studies already exists",
+        "UNIQUE constraint failed: alembic_version.version_num",
+        "duplicate key value",
+    ],
+)
+def test_a_worker_that_meets_another_making_the_tables_tries_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str
+) -> None:
+    real, tries = storages._open, []
+
+    def open_once_in_vain(url: str) -> Any:
+        tries.append(url)
+        if len(tries) == 1:
+            raise SQLAlchemyError(said)
+        return real(url)
+
+    monkeypatch.setattr(storages, "_open", open_once_in_vain)
+    monkeypatch.setattr(storages, "OPENING_S", 0.0)
+    storages.open_storage(f"sqlite:///{tmp_path}/study.db")
+    assert len(tries) == 2
