@@ -30,8 +30,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.gpu import start
 from dspark_deploy.errors import AccuracyConstraintFailed
 from dspark_deploy.profile import load_profile
+
+PROGRAM = "bench.gpu.engine"
 
 
 def winners(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -40,6 +43,8 @@ def winners(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Among those that are complete and lost no answer; whether accuracy was shown is in each cell.
     """
     good = [cell for cell in cells if cell["state"] == "complete" and not cell["against_reference"]["lost"]]
+    if not good:
+        return []
     by_load = []
     for index, load in enumerate(good[0]["loads"]):
 
@@ -105,7 +110,10 @@ def fill_caches(profile: str, arguments: list[str], work: Path) -> dict[str, flo
         for server in servers.values():
             server.send_signal(signal.SIGINT)
         for server in servers.values():
-            server.wait(60)
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                server.kill()
     return found
 
 
@@ -118,9 +126,11 @@ def main() -> None:
     parser.add_argument("--fill-caches", action="store_true", help="only start every configuration, at once")
     parser.add_argument("sweep", nargs="*", help="further arguments of dspark-tune sweep, after --")
     options = parser.parse_args()
+    start.require(PROGRAM, vllm=False)  # the sweep's preflight says what is missing of vLLM
     if options.fill_caches:
         ready = fill_caches(options.profile, options.sweep, options.work / "filling")
         options.out.write_text(json.dumps(ready, indent=1) + "\n")
+        start.conclude(PROGRAM, sum(isinstance(each, str) for each in ready.values()))
         return
     command = ["-m", "tuning.sweep", "sweep", "--profile", options.profile, "--out", str(options.work)]
     code = subprocess.run([sys.executable, *command, *options.sweep], check=False).returncode

@@ -22,8 +22,8 @@ import argparse
 import importlib
 import importlib.util
 import json
+import math
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 
+from bench.gpu import start
 from bench.gpu.kernels import version
 from dspark_deploy.kernels.gate import TOKENS
 from dspark_deploy.kernels.mhc_pre import Constants
@@ -52,6 +53,7 @@ CAPTURED = (1, 8, 64)
 OPERATORS = ("MHCPreOp", "MHCPostOp", "MHCFusedPostPreOp", "HCHeadOp")
 CASES = ("parallel", "second start", "gate", "serial")
 CHILD_SECONDS = 240
+PROGRAM = "bench.gpu.guard"
 
 
 def geometry(hidden: int) -> Geometry:
@@ -129,7 +131,9 @@ def captured(operators: dict[str, Any], compiles: Compiles) -> dict[str, Any]:
         torch.cuda.synchronize()
         for got, want in zip(results, eager, strict=True):
             for a, b in zip(*([x] if isinstance(x, torch.Tensor) else x for x in (got, want)), strict=True):
-                worst = max(worst, float((a.double() - b.double()).norm() / b.double().norm()))
+                error = float((a.double() - b.double()).norm() / b.double().norm())
+                # A NaN, or an output of zeros alone, is no agreement: `max` would pass it by.
+                worst = max(worst, error if math.isfinite(error) else math.inf)
     return {
         "graphs": len(graphs),
         "operator_calls_a_graph": len(graphs[0][1]),
@@ -239,17 +243,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    start.require(PROGRAM)
     if arguments.case:
         arguments.out.write_text(json.dumps(child(arguments.case)))
         return
     document: dict[str, Any] = {
-        "command": f"python -m bench.gpu.guard --out bench/results/{arguments.out.name}",
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {
-            "gpu": torch.cuda.get_device_name(),
-            "cpu_cores": os.cpu_count(),
-            "python": platform.python_version(),
-        },
+        **start.heading(PROGRAM),
         "versions": {name: version(name) for name in ("torch", "tilelang", "vllm")},
         "geometry": {"hidden": HIDDEN, "streams": STREAMS, "tokens": list(TOKENS)},
         "rows": [],
@@ -284,6 +283,7 @@ def main() -> None:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(json.dumps(document, indent=1) + "\n")
             print(json.dumps(row), flush=True)
+    start.conclude(PROGRAM, sum("error" in row for row in document["rows"]))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import fcntl
 import importlib.metadata
 import importlib.util
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from typing import Any
 
 import torch
 
+from bench.gpu import start
 from dspark_deploy.kernels import mhc_pre
 from tests.support import upstream
 
@@ -44,6 +44,7 @@ CALLS, REPLAYS = 20, 30
 CHILD_SECONDS = 420
 CONSTANTS = mhc_pre.Constants()
 HC, MIXES = mhc_pre.HC, mhc_pre.MIXES
+PROGRAM = "bench.gpu.kernels"
 
 
 def attempt(work: Callable[[], Any]) -> tuple[Any, str]:
@@ -390,22 +391,17 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    spec = importlib.util.find_spec("vllm")
-    assert spec is not None and spec.submodule_search_locations, "no vllm on PYTHONPATH"
+    start.require(PROGRAM)
     if arguments.hidden:
+        spec = importlib.util.find_spec("vllm")
+        assert spec is not None and spec.submodule_search_locations, "vllm has no folder"
         major, _ = torch.cuda.get_device_capability()
         upstream.install(Path(spec.submodule_search_locations[0]).parent, "cuda", pdl=major >= 9)
         child(arguments.hidden, arguments.lock, arguments.out)
         return
 
     document: dict[str, Any] = {
-        "command": f"python -m bench.gpu.kernels --out bench/results/{arguments.out.name}",
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {
-            "gpu": torch.cuda.get_device_name(),
-            "cpu": platform.processor() or platform.machine(),
-            "python": platform.python_version(),
-        },
+        **start.heading(PROGRAM),
         "versions": {name: version(name) for name in ("torch", "tilelang", "vllm")},
         "method": f"{CALLS} calls in one CUDA graph, median of {REPLAYS} replays, microseconds a call",
         "hidden": {},
@@ -422,26 +418,39 @@ def main() -> None:
             )
             for hidden in HIDDEN
         }
-        deadline = time.monotonic() + CHILD_SECONDS
-        for hidden, process in children.items():
-            try:
-                code: int | str = process.wait(max(1.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        try:
+            _gather(children, Path(folder), document, arguments.out)
+        finally:
+            for process in children.values():
                 process.kill()
-                code = f"killed after {CHILD_SECONDS} s"
-            result = Path(folder) / f"{hidden}.json"
-            if result.exists():
-                found = json.loads(result.read_text())
-                document["rows"] += found.pop("rows")
-                document["hidden"][hidden] = found
-            else:
-                document["hidden"][hidden] = {"error": f"its process gave no result: {code}"}
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(json.dumps(document, indent=1))
     print(table(document["rows"]))
     for row in document["rows"]:
         if "error" in row:
             print(f"failed: {row['op']} {row['hidden']} {row['tokens']} {row['arm']}: {row['error'][:160]}")
+    failed = [each for each in [*document["rows"], *document["hidden"].values()] if "error" in each]
+    start.conclude(PROGRAM, len(failed))
+
+
+def _gather(
+    children: dict[int, subprocess.Popen[bytes]], folder: Path, document: dict[str, Any], out: Path
+) -> None:
+    """Each child's rows, as they end; the document is written after each."""
+    deadline = time.monotonic() + CHILD_SECONDS
+    for hidden, process in children.items():
+        try:
+            code: int | str = process.wait(max(1.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = f"killed after {CHILD_SECONDS} s"
+        result = folder / f"{hidden}.json"
+        if result.exists():
+            found = json.loads(result.read_text())
+            document["rows"] += found.pop("rows")
+            document["hidden"][hidden] = found
+        else:
+            document["hidden"][hidden] = {"error": f"its process gave no result: {code}"}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ Writes `bench.gpu.v4_checkpoint` into FOLDER, then runs one process a row, with 
     serve          `dspark-serve` with `bench/gpu/v4.yaml`, and completions over HTTP
 
 An engine row has the seconds and the compiles of each phase of its start (TileLang and Triton as the
-product's capture guard counts them, DeepGEMM by its cache folder), then the time of a step: decoding of N and
+product's capture guard counts them, DeepGEMM by its cache folder; a phase within another counts for itself
+alone), then the time of a step: decoding of N and
 of 5 N tokens, so that prefill and start cancel out, divided by the steps that vLLM's metrics count. The
 weights are random, so a draft is accepted by chance and a step gives one token. The reference's arm captures
 graphs, too. Rows that the document has are kept, so that a run can be split over several leases of a machine.
@@ -26,7 +27,6 @@ import contextlib
 import importlib
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -39,7 +39,7 @@ from typing import Any
 import httpx
 import torch
 
-from bench.gpu import v4_checkpoint
+from bench.gpu import start, v4_checkpoint
 from bench.gpu.guard import guarded
 from bench.gpu.kernels import version
 from dspark_deploy.plugin.amd.compiles import Compiles, Phase
@@ -66,6 +66,7 @@ ENVIRONMENT = {
     "VLLM_DEEP_GEMM_WARMUP": "skip",
     "HF_HUB_OFFLINE": "1",
 }
+PROGRAM = "bench.gpu.v4"
 
 
 def arguments_of_mhc(tokens: int) -> dict[str, Callable[[Any], Any]]:
@@ -185,12 +186,15 @@ class Phases:
             outer = self.compiles.phase
             self.compiles.enter(phase)
             kernels, started = _deep_gemm_kernels(), time.perf_counter()
+            within = sum(self.seconds.values()), sum(self.deep_gemm.values())
             try:
                 return original(*args, **kwargs)
             finally:
                 label = f"{phase}: {name}"
-                self.seconds[label] = round(time.perf_counter() - started, 2)
-                self.deep_gemm[label] = _deep_gemm_kernels() - kernels
+                # What a phase inside this one has taken is that one's.
+                inner = sum(self.seconds.values()) - within[0], sum(self.deep_gemm.values()) - within[1]
+                self.seconds[label] = round(time.perf_counter() - started - inner[0], 2)
+                self.deep_gemm[label] = _deep_gemm_kernels() - kernels - inner[1]
                 self.compiles.enter(outer)
 
         setattr(owner, name, watched)
@@ -395,6 +399,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(ROWS), help="which rows, in order, with commas")
     parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    start.require(PROGRAM)
     if arguments.row:
         result = child(arguments.row, arguments.work)
         arguments.out.write_text(json.dumps(result))
@@ -409,13 +414,7 @@ def main() -> None:
     if arguments.out.exists():
         document = json.loads(arguments.out.read_text())
     document |= {
-        "command": "python -m bench.gpu.v4 --work FOLDER --out FILE",
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {
-            "gpu": torch.cuda.get_device_name(),
-            "cpu_cores": os.cpu_count(),
-            "python": platform.python_version(),
-        },
+        **start.heading(PROGRAM),
         "versions": {name: version(name) for name in ("torch", "triton", "tilelang", "vllm")},
         "model": {
             name: v4_checkpoint.CONFIG[name] for name in ("num_hidden_layers", "n_mtp_layers", "hidden_size")
@@ -424,9 +423,11 @@ def main() -> None:
     environment = os.environ | ENVIRONMENT | {name: str(work / folder) for name, folder in CACHES.items()}
     for row in arguments.rows.split(","):
         if "error" in document["rows"].get(row, {"error": "missing"}):
-            document["rows"][row] = _run(row, work, environment)
+            host = {"host": document["machine"]["host"], "date": document["date"]}
+            document["rows"][row] = _run(row, work, environment) | host
             arguments.out.write_text(json.dumps(document, indent=1) + "\n")
             print(row, json.dumps(document["rows"][row])[:2000], flush=True)
+    start.conclude(PROGRAM, sum("error" in row for row in document["rows"].values()))
 
 
 def _run(row: str, work: Path, environment: dict[str, str]) -> dict[str, Any]:

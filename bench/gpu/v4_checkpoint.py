@@ -15,8 +15,8 @@ vLLM's loader refuses a name that it doesn't know; a tensor that is missing it w
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -218,4 +218,6 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="gets 6 GB of weights")
+    write(parser.parse_args().folder)
