@@ -10,10 +10,12 @@ import re
 from typing import Annotated, Literal
 
 from packaging.specifiers import SpecifierSet
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 Scalar = str | int | float | bool
 Positive = Annotated[int, Field(ge=1)]
+# YAML 1.1 reads an unquoted `off` as false.
+UNQUOTED_OFF = BeforeValidator(lambda value: "off" if value is False else value)
 # What a vLLM flag can hold: a scalar, a list for flags that repeat, a mapping for flags that take JSON.
 ArgValue = Scalar | None | list[Scalar] | dict[str, object]
 
@@ -179,13 +181,13 @@ class Mhc(Section):
     """DeepSeek-V4's hyper-connections: who computes them, and what happens where the numbers are wrong."""
 
     provider: Literal["auto", "aiter", "tilelang", "torch"] = "auto"
-    gate: Literal["refuse", "warn", "off"] = "refuse"
+    gate: Annotated[Literal["refuse", "warn", "off"], UNQUOTED_OFF] = "refuse"
 
 
 class Jit(Section):
     """Compilation while the engine runs. `guard` is for compiles in graph capture and after readiness."""
 
-    guard: Literal["error", "warn", "off"] = "warn"
+    guard: Annotated[Literal["error", "warn", "off"], UNQUOTED_OFF] = "warn"
 
 
 class Expectation(Section):

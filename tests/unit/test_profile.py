@@ -176,3 +176,13 @@ def test_no_insertion_gives_a_traceback(tmp_path: Path, position: int, text: str
         load(tmp_path, TEXT[:position] + text + TEXT[position:])
     except InputError as error:
         assert error.faults
+
+
+@pytest.mark.parametrize("path", ["mhc.gate", "jit.guard"])
+def test_off_needs_no_quotes(tmp_path: Path, path: str) -> None:
+    section, name = path.split(".")
+    for text in (TEXT + f"{section}: {{{name}: off}}\n", TEXT + f'{section}: {{{name}: "off"}}\n'):
+        assert getattr(getattr(load(tmp_path, text).profile, section), name) == "off"
+    assert getattr(getattr(load(tmp_path, TEXT, [f"{path}=off"]).profile, section), name) == "off"
+    with pytest.raises(InputError, match="Input should be"):
+        load(tmp_path, TEXT, [f"{path}=on"])
