@@ -125,6 +125,9 @@ def by_coverage(target: str, inputs: int, seed: int, folder: Path) -> dict[str, 
     lines = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
     sys.stdout.writelines(f"{line}\n" for line in lines)
     kinds = [line.removeprefix("FAILED ") for line in lines]  # the first of each kind
+    if count < inputs:
+        failed += 1
+        kinds.append(f"ended with {done.returncode} after {count} of {inputs}: {done.stderr[-300:]!r}")
     seconds = round(time.monotonic() - started, 1)
     return {"inputs": count, "seconds": seconds, "failures": failed, "kinds": kinds}
 
