@@ -7,7 +7,8 @@
 The sweep is the command a person runs, with the profile `cuda-tiny.yaml`: one boot for each configuration,
 loads 1, 8 and 64, greedy accuracy on 200 problems, greedy answers compared with those of no speculation. It
 goes on where it was stopped, so the benchmark can be run again within the same `--work` folder. Where time is
-short, `-- --boots 0` leaves out the finalists' further boots. The report is copied beside the document.
+short, `-- --boots 0` leaves out the finalists' further boots. The report is copied beside the document, and
+the sweep's result, from which `dspark-tune report` makes it anew.
 
 A first boot compiles, which on a machine lent by the minute is most of a sweep. `--fill-caches` measures
 nothing: it starts `dspark-serve` for every configuration of the profile's space at once and ends each when it
@@ -78,6 +79,13 @@ def read(work: Path, out: Path, arguments: list[str]) -> dict[str, Any]:
     }
 
 
+def whole(work: Path) -> dict[str, Any]:
+    """The sweep's own result, which `dspark-tune report` renders, without the places of this machine."""
+    result = json.loads((work / "result.json").read_text())
+    del result["files"], result["search"]["storage"]
+    return dict(result)
+
+
 def fill_caches(profile: str, arguments: list[str], work: Path) -> dict[str, float | str]:
     """Start every k of the space at once: seconds until each was ready, or the last words of one."""
     asked = load_profile(profile).profile.sweep.space.num_speculative_tokens
@@ -141,6 +149,7 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     shutil.copy(options.work / "report.html", options.out.with_suffix(".html"))
+    options.out.with_suffix(".sweep.json").write_text(json.dumps(whole(options.work), indent=1) + "\n")
     print(json.dumps({"machine": document["machine"], "winners": document["winners"]}, indent=1))
 
 

@@ -131,6 +131,15 @@ def test_report_stands_alone_and_escapes(tmp_path: Path) -> None:
     assert not re.search(r'<(script|link|img)[^>]+(src|href)="http', text), "nothing is fetched"
 
 
+def test_a_result_older_than_a_field_is_rendered_without_it(tmp_path: Path) -> None:
+    older = result()
+    del older["reference"]
+    for cell in older["cells"]:
+        cell.pop("accuracy_verdict", None)
+    write_report(older, tmp_path / "report.html")
+    assert "answers against no speculation" in (tmp_path / "report.html").read_text()
+
+
 def test_report_says_when_no_speculation_is_best(tmp_path: Path) -> None:
     write_report(result(fast=False), tmp_path / "report.html")
     assert "No speculation is best here." in (tmp_path / "report.html").read_text()
