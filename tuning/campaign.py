@@ -25,11 +25,11 @@ from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
 from tuning.accuracy import AccuracyRun, AccuracyVoidError
 from tuning.identity import identity
-from tuning.measurement import Measurement, measure
+from tuning.measurement import Measurement, Plan, measure
 from tuning.measurer import Measurer
 from tuning.memory import Lowered, lowered
 from tuning.opening import Options, open_sweep
-from tuning.plans import asked_of
+from tuning.plans import asked_of, refuse_what_cannot_be_asked
 from tuning.progress import Board, SweepProgress, one_line
 from tuning.reference import TORCH, find_reference, too_few_questions, without_reference
 from tuning.screening import (
@@ -69,6 +69,7 @@ class Campaign:
         self.settings = loaded.profile.sweep
         self._options, self._measurer = options, measurer
         self._workload = sweep_workload(self.settings.workload, self.settings.data)
+        refuse_what_cannot_be_asked(Plan.of_sweep(self.settings), self._workload, loaded)
         self.space = cut(self.settings.space, loaded, facts)
         self.reference = find_reference(loaded, facts)
         self.torch: Outcome | None = None

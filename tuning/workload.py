@@ -58,6 +58,7 @@ class Workload:
 
     name = ""
     ranks_k = True
+    input_tokens = 1  # of a prompt, at the least
     template = "none: raw prompts to the completions endpoint"
 
     def warm_up_prompts(self, count: int) -> list[str]:
@@ -72,6 +73,14 @@ class Workload:
     def questions(self, count: int) -> list[Question]:
         """Problems with answers; a workload without any gives none."""
         return []
+
+    def most_questions(self) -> int | None:
+        """How many problems there are; None where as many as are wanted can be made, or there are none."""
+        return None
+
+    def longest_answer(self, output_tokens: int) -> int:
+        """Tokens that an accuracy question may take; `output_tokens` is the limit under load."""
+        return output_tokens
 
     def answer(self, text: str) -> str | None:
         """The answer that a completion gives, or None where it gives none."""
@@ -222,6 +231,10 @@ WORKLOADS = (*WITH_ANSWERS, "random", *FROM_FILES)
 
 def find_workload(name: str, path: Path | None = None) -> Workload:
     """The workload of that name. Raises InputError."""
+    if path is not None and name in (TinyArithmetic.name, RandomTokens.name):
+        raise InputError(
+            f"workload {name} makes its own prompts and reads no file; leave --data (sweep.data) {path} out"
+        )
     if name == TinyArithmetic.name:
         return TinyArithmetic()
     if name.partition("/")[0] == GSM8K:

@@ -11,6 +11,8 @@ from dspark_deploy.errors import InputError
 from tests.support.commands import Command
 from tests.support.shared import gsm8k_folder
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.stand_in import StandIn
+from tests.support.sweeps import make
 from tuning import measurement
 from tuning.accuracy import AccuracyVoidError, run_accuracy
 from tuning.endpoint import Endpoint
@@ -90,7 +92,7 @@ def test_a_sweep_on_gsm8k_whole_but_for_the_engine(tmp_path: Path) -> None:
     arguments = ["sweep", "--profile", "cpu-tiny.yaml", "--num-speculative-tokens", "none", "--loads", "1,2"]
     arguments += ["--workload", "gsm8k", "--data", str(gsm8k_folder()), "--accuracy-problems", "60"]
     arguments += ["--prompts-per-load", "4", "--boots", "0", "--no-report", "--out", "out"]
-    arguments += ["--set", "engine.stop_timeout_s=1"]
+    arguments += ["--set", "engine.stop_timeout_s=1", "--set", "engine.args.max-model-len=4096"]
     ended = Command(tmp_path, "tune", *arguments).end()
     assert ended.code == 0, ended.stderr
     cell = ended.document["cells"][0]
@@ -100,6 +102,38 @@ def test_a_sweep_on_gsm8k_whole_but_for_the_engine(tmp_path: Path) -> None:
     ]
     assert cell["accuracy_counts"]["correct"] == sum(item["gold"] == "7" for item in items) > 0
     assert ended.document["settings"]["workload"] == "gsm8k"
+
+
+@pytest.mark.parametrize(
+    ("workload", "sets", "says"),
+    [
+        ("gsm8k", ["engine.args.max-model-len=256"], "max-model-len is 256, and .* wants 513 tokens"),
+        ("gsm8k", ["engine.args.max-model-len=512"], "an accuracy question"),
+        ("tiny-arithmetic", ["engine.args.max-model-len=96"], "wants 97 tokens .* of its load levels"),
+        ("gsm8k", ["sweep.accuracy_problems=41"], "gsm8k/strict-8shot has 40 questions"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_a_boot(
+    tmp_path: Path, data: Path, workload: str, sets: list[str], says: str
+) -> None:
+    engine = StandIn()
+    given = [f"sweep.workload={workload}", "sweep.accuracy_problems=40", *sets]
+    given += [f"sweep.data={data}"] if workload == "gsm8k" else []
+    with pytest.raises(InputError, match=says):
+        make(tmp_path, engine, sets=given)
+    assert engine.launched == [] and not (tmp_path / "out" / "study.db").exists()
+
+
+def test_what_fits_by_a_token_is_let_through(tmp_path: Path, data: Path) -> None:
+    sets = ["sweep.workload=gsm8k", f"sweep.data={data}", "sweep.accuracy_problems=40"]
+    make(tmp_path, StandIn(), sets=[*sets, "engine.args.max-model-len=513"])
+    make(tmp_path, StandIn(), sets=[*sets, "engine.args.max-model-len=1k"], name="words")
+
+
+@pytest.mark.parametrize("name", ["tiny-arithmetic", "random"])
+def test_data_for_a_workload_that_reads_none(data: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"reads no file; leave --data"):
+        find_workload(name, data)
 
 
 def test_answers_that_the_protocol_calls_void_have_no_accuracy(

@@ -247,6 +247,9 @@ def test_predict_and_its_check(farm: Farm, tune: Tune) -> None:
         (["measure", "--loads", "1,x"], "write it as 1,3,5"),
         (["measure", "--workload", "jsonl"], "--data PATH"),
         (["measure", "--workload", "nothing"], "known: tiny-arithmetic"),
+        (["measure", "--set", "engine.args.max-model-len=96"], "wants 97 tokens or more"),
+        (["measure", "--workload", "random", "--set", "engine.args.max-model-len=2047"], "wants 2048 tokens"),
+        (["predict", "--num-speculative-tokens", "1", "--set", "engine.args.max-model-len=9"], "wants 97"),
     ],
 )
 def test_bad_input_says_what_to_do(farm: Farm, tune: Tune, arguments: list[str], says: str) -> None:

@@ -46,6 +46,7 @@ from tuning.commands.common import (
 from tuning.expectations import Observed, holding, missed
 from tuning.judging.comparison import FAIL, compare
 from tuning.measurement import Measurement, Plan, measure
+from tuning.plans import refuse_what_cannot_be_asked
 from tuning.record import Record, Workload, now, own_engine
 from tuning.verdicts import judge_acceptance
 from tuning.workload import WORKLOADS, RandomTokens, find_workload
@@ -125,6 +126,7 @@ def measure_command(
         limits=limits,
         strict=False,
     )
+    refuse_what_cannot_be_asked(plan, source, loaded)
     folder = out or Path("runs") / f"measure-{loaded.profile.name}"
     if (folder / "record.json").exists():
         raise InputError(f"{folder}: has a record already; use --out FOLDER")

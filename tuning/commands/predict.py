@@ -28,6 +28,7 @@ from dspark_deploy.profile.schema import MOST_REQUESTS
 from tuning.commands.common import Json, Sets, checked_profile, conclude, counts, require_libraries
 from tuning.judging.prediction import errors, predict, predicted_lengths, synthetic_flags
 from tuning.measurement import LoadMeasurement, Measurement, Plan, measure
+from tuning.plans import refuse_what_cannot_be_asked
 from tuning.record import Record, Workload, now, own_engine
 from tuning.workload import Workload as Source
 from tuning.workload import find_workload
@@ -70,6 +71,7 @@ def predict_command(
         output_tokens=settings.output_tokens,
         temperature=settings.temperature,
     )
+    refuse_what_cannot_be_asked(plan, source, loaded)
     runs = _Runs(console, loaded, facts, plan, source, out or Path("runs") / f"predict-{loaded.profile.name}")
     base = runs.measure("base", loaded, [])
     lengths = predicted_lengths(base.acceptance, ks)

@@ -40,6 +40,16 @@ class Gsm8k(FromFile):
         assert self.protocol is not None and self.dataset is not None
         return self.protocol.questions(self.dataset, count)
 
+    def most_questions(self) -> int:
+        """All of the test set."""
+        assert self.dataset is not None
+        return len(self.dataset.test)
+
+    def longest_answer(self, output_tokens: int) -> int:
+        """The protocol's own limit."""
+        assert self.protocol is not None
+        return self.protocol.sampling.max_tokens
+
     def asker(self, endpoint: Endpoint) -> Callable[[Question], Item]:
         """As the protocol asks."""
         assert self.protocol is not None
