@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ import httpx
 import psutil
 import yaml
 
-from dspark_deploy.errors import EngineDiedError, EngineStartError, FileError
+from dspark_deploy.errors import EngineDiedError, EngineStartError, FileError, Interrupted
 from dspark_deploy.launch import command as rendering
 from dspark_deploy.launch import numerics, resolved
 from dspark_deploy.launch.log import LogFollower, meaningful_lines
@@ -63,7 +64,10 @@ class ReadyReport:
 
 
 class Engine:
-    """A running engine. Leaving the `with` block stops it and everything it started."""
+    """A running engine. Leaving the `with` block stops it and everything it started.
+
+    Where a signal is why, stderr says at once how long that may take.
+    """
 
     def __init__(
         self,
@@ -223,6 +227,14 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and issubclass(kind, Interrupted):
+            # Not by logging: a view on a terminal makes room for what is written to sys.stderr as it is now.
+            sys.stderr.write(
+                f"stopping the engine: it has up to {self.loaded.profile.engine.stop_timeout_s} s "
+                f"(engine.stop_timeout_s), then it is killed; a second Ctrl-C ends this command at once, and "
+                f"the engine is stopped all the same\n"
+            )
+            sys.stderr.flush()
         self.stop()
 
 

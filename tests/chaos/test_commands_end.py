@@ -40,6 +40,7 @@ def test_two_signals_end_at_once_and_leave_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path, "serve", *SERVE, *slow, bad={"fault": "hang at shutdown"})
     command.wait_for('"ready"')
     command.process.send_signal(signal.SIGTERM)
+    command.wait_for("it has up to 5 s (engine.stop_timeout_s)", 3)
     with pytest.raises(subprocess.TimeoutExpired):
         command.process.wait(0.5)
     command.process.send_signal(signal.SIGTERM)
@@ -76,7 +77,8 @@ def test_a_sweep_that_is_interrupted_says_so_and_owes_the_trial(tmp_path: Path) 
     refused = Command(second, "tune", *SWEEP, *QUICK).end()
     assert refused.code == 2 and "another sweep is running in it" in refused.stderr
     command.process.send_signal(signal.SIGTERM)
-    assert command.end().code == 130
+    ended = command.end()
+    assert ended.code == 130 and "it has up to 1 s (engine.stop_timeout_s)" in ended.stderr
     # The same command goes on with that trial: it fails now by its own fault, and no longer for the signal.
     again = Command(tmp_path, "tune", *SWEEP, *QUICK, bad={"fault": "exit at load"}).end()
     assert again.code == 5, again.stderr
