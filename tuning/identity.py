@@ -98,7 +98,10 @@ def refuse(
     measured: int,
 ) -> InputError:
     """The refusal: what differs, and the command that starts a new study seeded from this one."""
-    if comparable(stored, now):
+    if not fitting:
+        has = f"none of the {measured} here fits" if measured else "there are none here yet"
+        seeds = f"begins without measurements: {has}"
+    elif comparable(stored, now):
         seeds = f"takes over the {fitting} of its {measured} measurements that fit"
     else:
         seeds = f"measures everything anew: none of its {measured} measurements is of this engine and load"

@@ -22,7 +22,7 @@ from tuning.samplers import GRID, SAMPLED_TRIALS, choose
 from tuning.space import Space, fingerprint
 from tuning.storage import StorageErrors, naming_a_damaged_storage, open_storage, shown, study_names, unusable
 from tuning.study import Study, Violation
-from tuning.trials import complete_trials, existing_study, open_study, stored_identity
+from tuning.trials import COMPLETE, complete_trials, existing_study, open_study, stored_identity
 from tuning.workers import worker_name
 
 PREFIX = "dspark-sweep"
@@ -60,8 +60,11 @@ class Opened:
     def lines(self, folder: Path) -> list[str]:
         """What is about to be searched, for people: how much, by what sampler, and what is never booted."""
         space, study = self.study.space, self.study
+        ended = [outcome for cell, outcome in study.outcomes().items() if cell in space.cells]
+        measured = sum(outcome.state == COMPLETE for outcome in ended)
+        failed = f", {len(ended) - measured} failed" if len(ended) > measured else ""
         found = [
-            f"{len(space.cells)} configurations, {len(study.outcomes())} of them measured already; "
+            f"{len(space.cells)} configurations, {measured} of them measured already{failed}; "
             f"folder {folder}",
             f"sampler {study.sampler}: {self.why}; study {self.name}",
         ]
@@ -99,6 +102,8 @@ def open_sweep(
         ]
         if name not in names and earlier and options.seed_from is None:
             raise _refusal(folder, storage, earlier[-1], identity, space, options)
+        if not names and options.storage is None:
+            _refuse_lost_results(folder)
         with naming_a_damaged_storage(url):
             found = open_study(storage, name, identity, chosen)
         study = Study(
@@ -118,6 +123,18 @@ def open_sweep(
     except StorageErrors as error:
         raise unusable(url, error) from error
     return Opened(study, storage, url, name, why, seeded)
+
+
+def _refuse_lost_results(folder: Path) -> None:
+    """Raises InputError where the folder holds results of a study that isn't there any more."""
+    left = [folder / "result.json", *sorted(folder.glob("cells/*/ready.json"))]
+    found = [file.relative_to(folder) for file in left if file.exists()]
+    if found:
+        raise InputError(
+            f"{folder}: {OWN} is empty, and the folder holds results: {found[0]}"
+            + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+            + f"; put {OWN} back, name the storage they are in by --storage, or begin anew with another --out"
+        )
 
 
 def _source(seed_from: str, url: str, storage: BaseStorage) -> optuna.Study:

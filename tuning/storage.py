@@ -27,7 +27,7 @@ from alembic.util import CommandError
 from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from dspark_deploy.errors import InputError, MeasurementError
 from dspark_deploy.redaction import mask_urls
@@ -39,11 +39,15 @@ OPENINGS, OPENING_S = 5, 0.2
 # File systems on which SQLite's locks are not to be trusted.
 NETWORK_DISKS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "fuse.ceph", "beegfs", "gpfs", "9p", "afs")
 # What a storage raises that was there and no longer answers.
-StorageLost: tuple[type[Exception], ...] = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
+RpcErrors: tuple[type[Exception], ...] = ()
 if importlib.util.find_spec("grpc") is not None:
     from grpc import RpcError
 
-    StorageLost = (*StorageLost, RpcError)
+    RpcErrors = (RpcError,)
+StorageLost: tuple[type[Exception], ...] = (
+    *(SQLAlchemyError, optuna.exceptions.StorageInternalError),
+    *RpcErrors,
+)
 # What it raises besides when it can't be opened or read.
 StorageErrors: tuple[type[Exception], ...] = (*StorageLost, OSError, ValueError)
 # What optuna's readers run into where a file can be read and holds something else than this optuna writes.
@@ -208,10 +212,18 @@ def naming_a_damaged_storage(url: str) -> Iterator[None]:
 def unusable(url: str, error: Exception) -> InputError:
     """The error for a storage that can't be opened or read."""
     reason = str(error).partition("\n")[0] or type(error).__name__
-    return InputError(
-        f"{shown(url)}: can't be used as storage: {shown(reason)}; where it is damaged, start anew with "
-        f"another --out or --storage"
-    )
+    return InputError(f"{shown(url)}: can't be used as storage: {shown(reason)}; {_remedy(url, error)}")
+
+
+def _remedy(url: str, error: Exception) -> str:
+    """What to do about a storage that can't be used: it can't be reached, can't be written, or is damaged."""
+    server = url.startswith(("postgresql", "grpc://"))
+    if server and isinstance(error, (OperationalError, *RpcErrors)):
+        return "see that the server is up, and that host, port, user, password and database are right"
+    unwritable = any(sign in str(error) for sign in ("unable to open database file", "readonly database"))
+    if unwritable or isinstance(error, OSError) or isinstance(error.__cause__, OSError):
+        return "see that the path is right and may be written, or name another --out or --storage"
+    return "where it is damaged, start anew with another --out or --storage"
 
 
 @contextmanager

@@ -327,6 +327,43 @@ def test_a_damaged_database_is_named(tmp_path: Path) -> None:
         make(tmp_path, StandIn())
 
 
+def test_an_emptied_database_beside_results_begins_nothing(tmp_path: Path) -> None:
+    sweep(tmp_path, StandIn())
+    for lose in (lambda file: file.write_bytes(b""), Path.unlink):
+        lose(tmp_path / "out" / "study.db")
+        engine = StandIn()
+        with pytest.raises(
+            InputError, match=r"study\.db is empty.*result\.json and 4 more; put study\.db back"
+        ):
+            make(tmp_path, engine)
+        assert engine.launched == []
+    (tmp_path / "out" / "result.json").unlink()
+    with pytest.raises(InputError, match=r"ready\.json"):
+        make(tmp_path, StandIn())
+    make(tmp_path, StandIn(), storage=f"sqlite:///{tmp_path}/other.db")  # a storage of its own says itself
+
+
+def test_what_failed_is_not_counted_as_measured(tmp_path: Path) -> None:
+    engine = StandIn(breaks={"k1-greedy": [MeasurementError("void")]})
+    sweep(tmp_path, engine)
+    again = sweep(tmp_path, StandIn())
+    assert "4 configurations, 3 of them measured already, 1 failed; folder" in again.text
+
+
+def test_a_changed_sweep_without_measurements_promises_none(tmp_path: Path) -> None:
+    make(tmp_path, StandIn())
+    with pytest.raises(InputError, match="begins without measurements: there are none here yet"):
+        make(tmp_path, StandIn(), SWEEP.replace("[none, 1, 3, 5]", "[none, 1, 2]"))
+
+
+def test_a_storage_in_a_place_that_is_no_folder_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for kind in ("sqlite", "journal"):
+        with pytest.raises(InputError, match="may be written") as caught:
+            make(tmp_path, StandIn(), storage=f"{kind}:///{tmp_path}/file/study")
+        assert "damaged" not in str(caught.value)
+
+
 def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
     study = small_study(tmp_path)
     claimed = study.claim()

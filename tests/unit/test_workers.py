@@ -358,6 +358,7 @@ def test_an_unreachable_server_is_named_without_its_password() -> None:
     with pytest.raises(InputError, match="can't be used as storage") as caught:
         open_storage(f"postgresql://tuner:{PASSWORD}@127.0.0.1:1/x")
     assert PASSWORD not in str(caught.value)
+    assert "see that the server is up" in str(caught.value) and "damaged" not in str(caught.value)
 
 
 def test_the_dashboard_reads_the_same_storage(tmp_path: Path) -> None:
