@@ -6,11 +6,8 @@ PostgreSQL server that the test starts, and optuna's gRPC proxy before it.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,57 +26,13 @@ from tests.support.grpc_proxy import grpc_proxy
 from tests.support.postgres import PASSWORD, postgres
 from tests.support.stand_in import StandIn
 from tests.support.sweeps import make, sweep
+from tests.support.worker import CELLS, workers
 from tuning import storage as storages
 from tuning.space import Configuration, Space
 from tuning.storage import file_system, open_storage
 from tuning.study import Study
 from tuning.trials import open_study
 from tuning.workers import Pulse, beating, is_alive, own_gpus, visible_gpus, worker_name
-
-CELLS = 13
-COST_S = 0.4
-
-
-class Worker:
-    """A worker's process and its folder."""
-
-    def __init__(self, folder: Path, storage: str, cost_s: float) -> None:
-        folder.mkdir()
-        self.folder = folder
-        command = [sys.executable, "-m", "tests.support.worker", str(folder), storage, str(cost_s)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    @property
-    def launched(self) -> list[str]:
-        file = self.folder / "launched"
-        return file.read_text().split() if file.exists() else []
-
-    def end(self) -> dict[str, Any]:
-        out, err = self.process.communicate(timeout=120)
-        assert self.process.returncode == 0, err
-        self.stderr = err
-        found: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return found
-
-
-@contextmanager
-def workers(folder: Path, storage: str, number: int, cost_s: float = COST_S) -> Iterator[list[Worker]]:
-    """Workers that begin at one moment."""
-    folder.mkdir()
-    found = [Worker(folder / f"w{i}", storage, cost_s) for i in range(number)]
-    try:
-        deadline = time.monotonic() + 60
-        while not all((each.folder / "ready").exists() for each in found):
-            assert time.monotonic() < deadline, "the workers did not come up"
-            assert all(each.process.poll() is None for each in found), found[0].process.communicate()[1]
-            time.sleep(0.05)
-        (folder / "go").touch()
-        yield found
-    finally:
-        for each in found:
-            if each.process.poll() is None:
-                each.process.kill()
-                each.process.wait()
 
 
 @contextmanager
@@ -140,7 +93,7 @@ def test_a_waiting_trial_of_an_sqlite_file_is_taken_once(tmp_path: Path) -> None
 def test_two_workers_take_turns_at_the_grid(tmp_path: Path) -> None:
     """Against a worker alone; the engine is a stand-in that sleeps for a fixed time.
 
-    On quiet cores two need at most 0.6 of one's time (see docs/scale.md). The bound here is for cores that
+    `bench/workers.py` holds two to 0.6 of one's time, by itself (docs/scale.md). The bound here is for cores that
     run other tests as well: without sharing it would be 1.
     """
     times = []
