@@ -157,11 +157,17 @@ def pruned(
 ) -> dict[Configuration, str]:
     """Why configurations were not measured."""
     reasons = {}
+    close = wanted_ks(found, _ks(space), load)
     for cell in space.cells:
         k = cell.num_speculative_tokens
         if cell not in launched and (k, load) in found.tpot_ms:
-            reasons[cell] = (
-                f"predicted TPOT {found.tpot_ms[k, load]:.2f} ms at load {load}, "
-                f"{found.excess(k, load):.0%} above the best prediction"
-            )
+            if k in close:
+                why = (
+                    "close to the best prediction, but other settings were faster, or the trials were used up"
+                )
+            elif found.excess(k, load) <= SLACK:
+                why = f"close to the best prediction, but {MOST_CLOSE} other k are closer"
+            else:
+                why = f"{found.excess(k, load):.0%} above the best prediction"
+            reasons[cell] = f"predicted TPOT {found.tpot_ms[k, load]:.2f} ms at load {load}, {why}"
     return reasons

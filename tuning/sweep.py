@@ -52,6 +52,12 @@ from tuning.storage import KINDS
 from tuning.workers import own_gpus
 from tuning.workload import WITH_ANSWERS
 
+# What a sweep writes at its end.
+WRITTEN = (
+    *("best.yaml", "best-latency.yaml", "best-throughput.yaml", "best-slo.yaml"),
+    *("result.json", "report.html"),
+)
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
@@ -139,7 +145,9 @@ def sweep(
 def _gpus(text: str | None, hardware: Hardware) -> tuple[int, ...]:
     """The GPUs of --gpus; none where it is not given. Raises InputError where they are too few."""
     found = [number for number in numbers(text, "--gpus") or [] if isinstance(number, int)]
-    if text is not None and (len(set(found)) < hardware.gpus or hardware.platform == "cpu"):
+    if text is not None and hardware.platform == "cpu":
+        raise InputError(f"--gpus {text}: the profile runs on the CPU (hardware.platform: cpu); leave it out")
+    if text is not None and (len(set(found)) < hardware.gpus):
         raise InputError(f"--gpus {text}: the profile wants {hardware.gpus} GPUs on {hardware.platform}")
     return tuple(dict.fromkeys(found))
 
@@ -229,6 +237,11 @@ def locked(folder: Path) -> Iterator[None]:
             raise InputError(
                 f"{folder}: another sweep is running in it; use --out FOLDER, a folder for each worker"
             ) from error
+        taken = [name for name in WRITTEN if (folder / name).is_dir()]
+        if taken:
+            raise InputError(
+                f"{folder / taken[0]}: is a folder, and a sweep writes a file there; move it away"
+            )
         discard_partial(folder)  # of a sweep that was killed while it wrote
         yield
 

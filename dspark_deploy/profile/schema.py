@@ -296,6 +296,13 @@ class SweepSettings(Section):
     slo: Slo | None = None
     goal: Literal["latency", "throughput", "slo"] = "latency"
 
+    @field_validator("loads")
+    @classmethod
+    def _different(cls, value: list[int]) -> list[int]:
+        if len(set(value)) < len(value):
+            raise ValueError("names a number twice; each load is measured once")
+        return value
+
     @model_validator(mode="after")
     def _goal_has_limits(self) -> SweepSettings:
         if self.goal == "slo" and self.slo is None:

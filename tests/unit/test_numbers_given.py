@@ -97,6 +97,7 @@ MEASURE = ("measure", "--profile", "test.yaml")
         ("sweep", "--profile", "test.yaml", "--trials", "9" * 30),
         ("sweep", "--profile", "test.yaml", "--loads", "9" * 5000),
         ("sweep", "--profile", "test.yaml", "--loads", "65537"),
+        ("sweep", "--profile", "test.yaml", "--loads", "1,1"),
     ],
 )
 def test_a_number_that_nobody_means(
@@ -123,3 +124,11 @@ def test_lists_of_numbers() -> None:
     assert counts("1, 8", "--loads") == [1, 8]
     assert rates("0.5,2", "--rates") == [0.5, 2.0] and rates(None, "--rates") == []
     assert numbers("none,3", "-k") == ["none", 3]
+
+
+def test_what_a_sweep_cannot_use_is_said_before_it_begins(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"runs on the CPU .* leave it out"):
+        sweep._gpus("0", load(tmp_path).profile.hardware)
+    (tmp_path / "best.yaml").mkdir()
+    with pytest.raises(InputError, match="is a folder"), sweep.locked(tmp_path):
+        pass

@@ -93,8 +93,8 @@ def test_a_waiting_trial_of_an_sqlite_file_is_taken_once(tmp_path: Path) -> None
 def test_two_workers_take_turns_at_the_grid(tmp_path: Path) -> None:
     """Against a worker alone; the engine is a stand-in that sleeps for a fixed time.
 
-    `bench/workers.py` holds two to 0.6 of one's time, by itself (docs/scale.md). The bound here is for cores that
-    run other tests as well: without sharing it would be 1.
+    `bench/workers.py` holds two to 0.6 of one's time, by itself (docs/scale.md). The bound here
+    is for cores that run other tests as well: without sharing it would be 1.
     """
     times = []
     for number in (1, 2):
