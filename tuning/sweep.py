@@ -158,24 +158,12 @@ def jit_log(
     as_json: Annotated[bool, typer.Option("--json", help="Last stdout line is one JSON document")] = False,
 ) -> None:
     """Say which kernels a server compiled in which phase, and which keys the warm-up missed."""
-    from tuning.jit_log import PHASES, read_log
+    from tuning.jit_log import read_log, report_lines
 
     log = read_log(file)
     console = people(as_json)
-    for phase in PHASES:
-        counts = ", ".join(f"{library} {count}" for library, count in sorted(log.compiles[phase].items()))
-        console.print(f"{'after ready' if phase == 'serving' else phase:12} {counts or 'none'}", markup=False)
-    console.print(f"from disk    {log.from_disk}, refused {log.refused}")
-    for lock, count in sorted(log.locks.items()):
-        console.print(f"lock wait    {lock}: {count}", markup=False)
-    for each in log.missing:
-        console.print(
-            f"missed       {each['library']} {each['kernel']} in {each['phase']}, {each['tokens']} tokens, "
-            f"key {each['key']}",
-            markup=False,
-        )
-    if not log.guarded:
-        console.print("no line of the capture guard is in this log: keys are unknown, Triton is incomplete")
+    for line in report_lines(log):
+        console.print(line, markup=False)
     if as_json:
         print_json(log.as_json())
 

@@ -239,7 +239,10 @@ def test_jit_log_names_the_missing_key(tmp_path: Path) -> None:
             "kernel": "mhc_post_tilelang",
             "key": "((4, 7168), ())",
             "tokens": 5,
+            "seconds": 1.0,
+            "source": "compiled",
+            "times": 1,
         }
     ]
-    assert "after ready  tilelang 1" in done.stderr
+    assert "after ready  tilelang 1" in done.stderr and "compiled, 1.00 s, 5 tokens" in done.stderr
     assert run("tuning.sweep", "jit-log", "gone.log", cwd=tmp_path).returncode == 2

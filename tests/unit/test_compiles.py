@@ -171,7 +171,7 @@ def test_prewarm_reports_keys_seconds_and_bytes(tmp_path: Path) -> None:
     before = cache_bytes(env)
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "kernel.so").write_bytes(b"12345")
-    document = prewarm_document([process(1)], 12.5, before, cache_bytes(env))
+    document = prewarm_document("rocm", [process(1)], 12.5, before, cache_bytes(env))
     assert document["keys"] == ["a", "b"] and document["seconds"] == 12.5
     assert document["bytes"] == {"tilelang": 5, "triton": 5, "aiter": 0} and document["compiled"] == 1
     json.dumps(document)

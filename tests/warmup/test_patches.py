@@ -84,6 +84,21 @@ EDITS = {
         "1 keywords",
     ),
     "gone": ("hidden_states = residual.clone()", "refused", "calls neither"),
+    "mentioned": (
+        "hidden_states = residual.clone() if self.hc_post else residual",
+        "refused",
+        "calls neither",
+    ),
+    "not applied": (
+        TAIL.replace("hidden_states = mhc_post_torch", "layer.mhc_post"),
+        "refused",
+        "calls neither",
+    ),
+    "both": (
+        f"{TAIL}\n        {TAIL.replace('mhc_post_torch', 'layer.mhc_post')}",
+        "refused",
+        "as well",
+    ),
     "fixed": (TAIL.replace("mhc_post_torch", "layer.mhc_post"), "upstream", "on the mHC post operator"),
     "as it is": (TAIL, None, ""),
 }

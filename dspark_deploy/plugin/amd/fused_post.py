@@ -24,6 +24,8 @@ from dspark_deploy.plugin.registry import READY, Patch, Verdict, refused, upstre
 CLASS = "DSparkDeepseekV4Model"
 FUNCTION = "mhc_post_torch"
 ATTRIBUTE = "dspark_deploy_mhc_post"
+# What a decoder layer or a model calls its MHCPostOp, or the method around it.
+OPERATORS = ("hc_post", "mhc_post")
 PARAMETERS = ["x", "residual", "post_layer_mix", "comb_res_mix"]
 
 
@@ -45,11 +47,20 @@ def examine(module: ModuleType) -> Verdict:
     if model is None:
         return refused(f"{module.__name__} has no class {CLASS}")
     forward = inspect.unwrap(model.forward)
+    body = _body(forward)
+    operators = _operator_calls(body)
     if FUNCTION not in forward.__code__.co_names:
-        if {"hc_post", "mhc_post", "MHCPostOp"} & set(forward.__code__.co_names):
+        if operators:
             return upstream("the draft's tail is on the mHC post operator")
-        return refused(f"{CLASS}.forward calls neither {FUNCTION} nor an mHC post operator")
-    calls = _calls(forward)
+        return refused(
+            f"{CLASS}.forward calls neither {FUNCTION} nor, after its layers, an mHC post operator"
+        )
+    if operators:
+        return refused(
+            f"{CLASS}.forward has {FUNCTION} and, after its layers, a call of an mHC post operator as well; "
+            f"the patch is for {FUNCTION} alone"
+        )
+    calls = _calls(body)
     if len(calls) != 1 or len(calls[0].args) != len(PARAMETERS) or calls[0].keywords:
         shapes = [f"{len(call.args)} arguments, {len(call.keywords)} keywords" for call in calls]
         return refused(
@@ -62,12 +73,37 @@ def examine(module: ModuleType) -> Verdict:
     return _examine_signatures(function)
 
 
-def _calls(forward: Any) -> list[ast.Call]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+def _body(forward: Any) -> list[ast.stmt]:
+    definition = ast.parse(textwrap.dedent(inspect.getsource(forward))).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    return definition.body
+
+
+def _calls(body: list[ast.stmt]) -> list[ast.Call]:
     return [
         node
-        for node in ast.walk(tree)
+        for statement in body
+        for node in ast.walk(statement)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == FUNCTION
+    ]
+
+
+def _operator_calls(body: list[ast.stmt]) -> list[ast.Call]:
+    """Calls of an mHC post operator after the loop over the layers, of which the result is used.
+
+    A mention is no call: a flag or a method of that name may be asked for and never be applied.
+    """
+    loops = [number for number, statement in enumerate(body) if isinstance(statement, ast.For)]
+    nodes = [node for statement in body[max(loops, default=-1) + 1 :] for node in ast.walk(statement)]
+    dropped = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    return [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", ""))
+        in OPERATORS
+        and len(node.args) + len(node.keywords) == len(PARAMETERS)
+        and node not in dropped
     ]
 
 
