@@ -79,8 +79,6 @@ class JitLog:
 def read_log(path: Path) -> JitLog:
     """Classify the log at `path`. Raises InputError for what can't be read, or is no log of a vLLM server."""
     try:
-        if path.exists() and not path.is_file():  # a FIFO or a device may never end
-            raise InputError(f"{path}: is not a regular file; save the log into a file, and name that")
         guarded = any(GUARD_LINE in line for line in log_lines(path))
         log = _classify(log_lines(path), guarded)
     except OSError as error:

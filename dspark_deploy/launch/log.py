@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,8 @@ class LogFollower:
 
 def log_lines(path: Path) -> Iterator[str]:
     """The lines of a whole log, one at a time; of a line beyond a megabyte, pieces. Raises OSError."""
+    if path.exists() and not path.is_file():  # a FIFO or a device may never end
+        raise OSError(errno.EINVAL, "is not a regular file; save the log into a file, and name that")
     with path.open("rb") as handle:
         while line := handle.readline(MOST_LINE):
             yield line.decode("utf-8", "replace").rstrip("\r\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sqlite3
@@ -159,3 +160,11 @@ def test_prompts_in_another_form(tmp_path: Path, workload: str, text: str, form:
     with pytest.raises(InputError) as raised:
         find_workload(workload, file)
     assert form in str(raised.value) and "Error(" not in str(raised.value)
+
+
+def test_a_log_that_may_never_end_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        for read in (read_log, read_jit_log):
+            with pytest.raises(InputError, match="is not a regular file"):
+                read(path)
