@@ -21,8 +21,15 @@ from dspark_deploy.errors import FileError, InputError
 def write_atomically(path: Path, text: str, private: bool = False) -> None:
     """Write `text` so that a reader finds the old file or the new one, never half of one.
 
-    A `private` file is for its owner alone. Raises FileError.
+    A link is followed, and what is neither a file nor new is refused: a device would become a file. A
+    `private` file is for its owner alone. Raises FileError.
     """
+    try:
+        path = path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise FileError(f"{path}: cannot be written: {error}") from error
+    if not path.name or (path.exists() and not path.is_file()):
+        raise FileError(f"{path}: cannot be written: is a folder, a device or a pipe; name a file")
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("x", encoding="utf-8") as handle:

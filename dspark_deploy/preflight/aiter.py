@@ -39,6 +39,11 @@ class Aiter:
             if name not in self.functions:
                 found.append(f"vLLM calls aiter.ops.mhc.{name}, which this AITER has not")
                 continue
+            if len(self.functions[name]) != 2:
+                found.append(
+                    f"facts: aiter.functions.{name} is [least, most] arguments, not {self.functions[name]}"
+                )
+                continue
             least, most = self.functions[name]
             for count in counts:
                 if count < least or 0 <= most < count:

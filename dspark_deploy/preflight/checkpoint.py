@@ -69,6 +69,11 @@ def read_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(name, str(folder), f"{config_file} holds no JSON object")
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         return Checkpoint(name, str(folder), f"{folder} has no weights (*.safetensors)", config)
+    odd = next((path for path in sorted(folder.glob("*.safetensors")) if not path.is_file()), None)
+    if odd is not None:
+        return Checkpoint(
+            name, str(folder), f"{odd} is no regular file, or a link that leads nowhere", config
+        )
     try:
         tensors = _tensor_names(folder)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:

@@ -53,6 +53,8 @@ VARIABLES = (
 API_KEY = "VLLM_API_KEY"
 PARTS: dict[str, type[Any]] = {"model": Checkpoint, "draft": Checkpoint, "aiter": Aiter}
 
+MAX_FACTS = 10_000_000  # bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -114,6 +116,12 @@ class Facts:
     def from_file(cls, path: Path) -> Facts:
         """Read facts that another machine printed. Raises InputError."""
         try:
+            if path.exists() and not path.is_file():
+                raise InputError(f"{path}: is a folder, a device or a pipe; name a file of facts")
+            if path.stat().st_size > MAX_FACTS:
+                raise InputError(
+                    f"{path}: {path.stat().st_size} bytes are no facts; the limit is {MAX_FACTS}"
+                )
             text = path.read_text()
             data = parse_json(text)
         except (OSError, ValueError) as error:

@@ -23,6 +23,7 @@ GOLDEN: tuple[tuple[int, float], ...] = (
     (5, 3.51),
 )
 NEAR = 0.03
+SHORTEST = len("--spec")  # `--s` and the like are many flags' beginning
 SOURCE = "InferenceX golden_al_distribution"
 
 
@@ -36,9 +37,20 @@ def synthetic_faults(
     """
     if config.get("rejection_sample_method") != METHOD:
         return []
-    k, length = int(config.get("num_speculative_tokens") or 0), config.get(LENGTH)
-    rates = config.get(RATES)
+    given, length, rates = config.get("num_speculative_tokens"), config.get(LENGTH), config.get(RATES)
     found = []
+    numbers = isinstance(given or 0, int) and isinstance(length or 0.0, int | float)
+    if not numbers or not isinstance(rates or [], list):
+        found.append(
+            _fault(
+                "SYNTHETIC_UNREADABLE",
+                f"synthetic acceptance with num_speculative_tokens {given!r}, length {length!r} and "
+                f"rates {rates!r}",
+                "k is a whole number, the length a number, the rates a list of numbers",
+            )
+        )
+        length = rates = None
+    k = given if isinstance(given, int) else 0
     if task != "bench":
         found.append(
             _fault(
@@ -95,14 +107,20 @@ def config_of_flags(flags: Sequence[str]) -> dict[str, Any]:
     for number, (name, value) in enumerate(pairs):
         bare = name.replace("_", "-")
         text = value or (flags[number + 1] if number + 1 < len(flags) else "")
-        if bare in ("--speculative-config", "-sc"):
+        whole, _, key = bare.partition(".")
+        # vLLM's parser takes a flag that is cut short, as long as it is one flag's beginning.
+        spelt = whole == "-sc" or (len(whole) > SHORTEST and "--speculative-config".startswith(whole))
+        if spelt and not key:
             try:
                 given = parse_json(text)
             except ValueError:
                 continue
             found |= given if isinstance(given, dict) else {}
-        elif bare.startswith("--speculative-config."):
-            found[name.partition(".")[2].replace("-", "_")] = text
+        elif spelt:
+            try:
+                found[name.partition("=")[0].partition(".")[2].replace("-", "_")] = parse_json(text)
+            except ValueError:
+                found[name.partition("=")[0].partition(".")[2].replace("-", "_")] = text
     return found
 
 

@@ -127,7 +127,7 @@ def test_a_port_in_use_is_refused_before_anything_loads(tmp_path: Path) -> None:
         (("--sampler", "best"), "'grid', 'tpe', 'gp', 'nsga2' or 'random'"),
         (("--trials", "0"), "greater than or equal to 1"),
         (("--boots", "1"), "fewer than 3 say nothing"),
-        (("--gpus", "0"), "the profile wants 0 GPUs on cpu"),
+        (("--gpus", "0"), "the profile runs on the CPU"),
         (("--seed-from", "nowhere"), "neither a sweep's folder nor a study"),
         (("--storage", "mysql://x"), "sqlite:///FILE"),
         (("--storage", "sqlite:///"), "sqlite:///FILE"),

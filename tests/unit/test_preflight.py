@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dspark_deploy.errors import InputError
+from dspark_deploy.errors import FileError, InputError
+from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.preflight import Facts, Severity, check, probe
 from dspark_deploy.preflight.aiter import defined_functions, positional_calls, read_aiter
 from dspark_deploy.preflight.checkpoint import read_checkpoint
+from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
 from tests.unit.facts import good_facts
 from tests.unit.findings import AITER, MI355X
 from tests.unit.profiles import TEXT, load
@@ -160,3 +163,45 @@ def test_facts_of_aiter_survive_a_file(tmp_path: Path) -> None:
 
 def test_no_aiter_is_read_where_there_is_none() -> None:
     assert read_aiter() is None
+
+
+SYNTHETIC = '"rejection_sample_method": "synthetic"'
+DOTTED = ["--speculative-config.rejection_sample_method", "synthetic"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--speculative-conf", f"{{{SYNTHETIC}}}"], "SYNTHETIC_IN_SERVING"),
+        (["--s", f"{{{SYNTHETIC}}}"], ""),
+        ([*DOTTED, "--speculative-config.synthetic_acceptance_length", "3.5"], "SYNTHETIC_IN_SERVING"),
+        (["--speculative-config", f'{{{SYNTHETIC}, "num_speculative_tokens": "x"}}'], "SYNTHETIC_UNREADABLE"),
+        (["-sc", f'{{{SYNTHETIC}, "synthetic_acceptance_rates": 3}}'], "SYNTHETIC_UNREADABLE"),
+    ],
+)
+def test_forced_acceptance_in_every_spelling_of_vllms(flags: list[str], says: str) -> None:
+    codes = [fault.code for fault in synthetic_faults(config_of_flags(flags), "serve")]
+    assert (says in codes) if says else codes == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::0", "", "000.0.0.0", "[::]"])
+def test_every_spelling_of_every_interface_asks_for_a_key(tmp_path: Path, host: str) -> None:
+    found = check(load(tmp_path, TEXT, [f'engine.host="{host}"']), good_facts())
+    assert "OPEN_WITHOUT_KEY" in [each.code for each in found]
+    keyed = load(tmp_path, TEXT, [f'engine.host="{host}"', 'engine.env.VLLM_API_KEY=""'])
+    assert "OPEN_WITHOUT_KEY" in [each.code for each in check(keyed, good_facts())], "an empty key is none"
+    for own in ("127.0.0.1", "10.0.0.1", "localhost"):
+        alone = check(load(tmp_path, TEXT, [f"engine.host={own}"]), good_facts())
+        assert "OPEN_WITHOUT_KEY" not in [each.code for each in alone]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for name in ("pipe", "circle", "."):
+        with pytest.raises(FileError, match="cannot be written"):
+            write_atomically(tmp_path / name, "new")
+    write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"

@@ -58,6 +58,9 @@ def test_the_published_recipe_is_rendered_exactly() -> None:
     assert command[command.index("serve") + 1] == "deepseek-ai/DeepSeek-V4.1-Flash"
     assert rendered == {
         "--tokenizer-mode": ["deepseek_v41"],
+        "--tool-call-parser": ["deepseek_v41"],
+        "--enable-auto-tool-choice": [],
+        "--reasoning-parser": ["deepseek_v41"],
         "--tensor-parallel-size": ["4"],
         "--gpu-memory-utilization": ["0.9"],
         "--moe-backend": ["aiter"],

@@ -10,15 +10,13 @@ from dspark_deploy.preflight.rules.context import arg, where_arg
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.redaction import is_secret, mask_urls
 
-EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104
-
 
 @rule("OPEN_WITHOUT_KEY")
 def open_engines_ask_for_a_key(loaded: LoadedProfile, facts: Facts) -> Findings:
     """On every interface and without a key, anybody who reaches the port uses the GPUs."""
     engine = loaded.profile.engine
-    keyed = facts.api_key_set or API_KEY in engine.env or arg(loaded, "api-key") is not None
-    if engine.host in EVERY_INTERFACE and not keyed:
+    keyed = facts.api_key_set or bool(engine.env.get(API_KEY)) or bool(arg(loaded, "api-key"))
+    if _is_every_interface(engine.host) and not keyed:
         yield warning(
             "OPEN_WITHOUT_KEY",
             f"engine.host: {engine.host} listens on every interface, and no API key is set",
@@ -27,10 +25,16 @@ def open_engines_ask_for_a_key(loaded: LoadedProfile, facts: Facts) -> Findings:
         )
 
 
+def _is_every_interface(host: str) -> bool:
+    """Whether a server that binds to it is reached from outside: no address, or nought in any spelling."""
+    bare = host.strip("[] ")
+    return not bare.replace("0", "").strip(".:")
+
+
 @rule("TRUST_REMOTE_CODE")
 def remote_code_is_not_trusted(loaded: LoadedProfile, facts: Facts) -> Findings:
     """The models that this is for ship in vLLM; none needs code from a checkpoint."""
-    if arg(loaded, "trust-remote-code") is True:
+    if str(arg(loaded, "trust-remote-code")).lower() in ("true", "1"):
         yield warning(
             "TRUST_REMOTE_CODE",
             "trust-remote-code lets the checkpoint run code of its own, and DeepSeek-V4 needs none",

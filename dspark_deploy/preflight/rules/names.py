@@ -40,9 +40,9 @@ def flags_are_known(loaded: LoadedProfile, facts: Facts) -> Findings:
         elif not {bare, positive} & known:
             longer = sorted(each for each in known if each.startswith(bare))
             if len(longer) == 1:
-                yield warning(
+                yield error(
                     "FLAG_ABBREVIATED",
-                    f"engine.args.{name} is {longer[0]} for vLLM, and no rule of this preflight looks for it",
+                    f"engine.args.{name} is {longer[0]} for vLLM, and no rule of this preflight looks at it",
                     f"write {longer[0]}",
                     where,
                 )
