@@ -32,7 +32,17 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dspark_deploy", "tuning", "profiles")
 # They come with the engine, and pip must leave them as the image has them.
-OF_THE_ENGINE = {"vllm", "torch", "triton", "tilelang", "safetensors", "tokenizers", "datasets", "pynvml"}
+OF_THE_ENGINE = {
+    "vllm",
+    "torch",
+    "triton",
+    "tilelang",
+    "safetensors",
+    "tokenizers",
+    "datasets",
+    "pynvml",
+    "amdsmi",
+}
 TIMEOUT_S = 300
 # More packages than this that the service doesn't know, and it has not been asked at all.
 MOST_UNKNOWN = 0.5

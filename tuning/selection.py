@@ -101,7 +101,8 @@ def candidates(
         run = answers[configuration]
         comparison = compare_paired(reference.correct, run.correct)
         itself = torch is None and configuration == REFERENCE
-        kept = PASS if itself else accuracy_verdict(comparison, margin, reference.accuracy)
+        passes = itself or comparison.not_worse_than(margin)
+        kept = PASS if passes else accuracy_verdict(comparison, margin, reference.accuracy)
         identical = run.identical_to(reference)
         found.append(Candidate(configuration, outcome.measurement, comparison, identical, kept == PASS, kept))
     return found
