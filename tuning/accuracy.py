@@ -121,21 +121,40 @@ class AccuracyRun:
     @classmethod
     def read(cls, path: Path) -> AccuracyRun:
         """What `write` wrote. Raises InputError naming the first line that isn't a sound item."""
+        return cls(
+            items_of(
+                path,
+                lambda _, line: read_item(line),
+                no_file="is no file of answered questions: ",
+                no_item="is no answered question: ",
+                no_lines="holds no answered question",
+            )
+        )
+
+
+def items_of(
+    path: Path, read: Callable[[int, str], Item], *, no_file: str, no_item: str, no_lines: str
+) -> list[Item]:
+    """The items of a file of JSON lines, by `read(number, line)`, no id twice.
+
+    Raises InputError for an unreadable or empty file, and for the first line at which `read` raises
+    ValueError; the three texts are what is said of the path.
+    """
+    try:
+        lines = json_lines(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {no_file}{error}") from error
+    items: dict[str, Item] = {}
+    for number, line in lines:
         try:
-            lines = json_lines(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: is no file of answered questions: {error}") from error
-        items: dict[str, Item] = {}
-        for number, line in lines:
-            try:
-                item = read_item(line)
-                refuse_second(item.id, items)
-            except ValueError as error:
-                raise InputError(f"{path}:{number}: is no answered question: {error}") from error
-            items[item.id] = item
-        if not items:
-            raise InputError(f"{path}: holds no answered question")
-        return cls(list(items.values()))
+            item = read(number, line)
+            refuse_second(item.id, items)
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: {no_item}{error}") from error
+        items[item.id] = item
+    if not items:
+        raise InputError(f"{path}: {no_lines}")
+    return list(items.values())
 
 
 _ITEMS = TypeAdapter(Item)

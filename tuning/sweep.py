@@ -147,7 +147,7 @@ def _gpus(text: str | None, hardware: Hardware) -> tuple[int, ...]:
     found = [number for number in numbers(text, "--gpus") or [] if isinstance(number, int)]
     if text is not None and hardware.platform == "cpu":
         raise InputError(f"--gpus {text}: the profile runs on the CPU (hardware.platform: cpu); leave it out")
-    if text is not None and (len(set(found)) < hardware.gpus):
+    if text is not None and len(set(found)) < hardware.gpus:
         raise InputError(f"--gpus {text}: the profile wants {hardware.gpus} GPUs on {hardware.platform}")
     return tuple(dict.fromkeys(found))
 

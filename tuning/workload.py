@@ -224,6 +224,7 @@ FORMS = {
     "jsonl": 'lines of {"prompt": "..."}',
 }
 FROM_FILES = ("sharegpt", "speed-bench", "jsonl")
+CATEGORY = "speed-bench-"  # and one category's name
 GSM8K = "gsm8k"
 WITH_ANSWERS = (TinyArithmetic.name, GSM8K)
 WORKLOADS = (*WITH_ANSWERS, "random", *FROM_FILES)
@@ -243,7 +244,8 @@ def find_workload(name: str, path: Path | None = None) -> Workload:
         return gsm8k_workload(name, None if path is None else str(path))
     if name == "random":
         return RandomTokens()
-    form, category = ("speed-bench", name[12:]) if name.startswith("speed-bench-") else (name, "")
+    one = name.startswith(CATEGORY)
+    form, category = ("speed-bench", name.removeprefix(CATEGORY)) if one else (name, "")
     if form in FROM_FILES:
         if path is None:
             raise InputError(f"workload {name} reads its prompts from a file; name it with --data PATH")

@@ -10,6 +10,7 @@ length of another k.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -117,10 +118,9 @@ def config_of_flags(flags: Sequence[str]) -> dict[str, Any]:
                 continue
             found |= given if isinstance(given, dict) else {}
         elif spelt:
-            try:
-                found[name.partition("=")[0].partition(".")[2].replace("-", "_")] = parse_json(text)
-            except ValueError:
-                found[name.partition("=")[0].partition(".")[2].replace("-", "_")] = text
+            with contextlib.suppress(ValueError):  # a word, as `synthetic`, is no JSON and stands for itself
+                text = parse_json(text)
+            found[key.replace("-", "_")] = text
     return found
 
 

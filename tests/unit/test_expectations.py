@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from dspark_deploy.profile.schema import Expectation
-from tests.unit.profiles import TEXT, write
+from tests.unit.profiles import TEXT, load
 from tuning.commands.gsm8k import _unexpected
 from tuning.expectations import Observed, holding, missed
 from tuning.gsm8k.protocols import PROTOCOLS
@@ -100,12 +100,12 @@ expect:
   - {workload: gsm8k, num_speculative_tokens: 5, acceptance_length: [4.0, 4.8]}
   - {workload: gsm8k, thinking: true, accuracy: [0.99, 1.0]}
 """
-    profile = str(write(tmp_path, TEXT + ranges))
+    profile = load(tmp_path, TEXT + ranges).profile
     found = {"accuracy": 0.5, "acceptance": {"pooled": 2.0}}
     protocol = PROTOCOLS["vllm-8shot"]
-    assert _unexpected(protocol, found, profile, None) == [
+    assert _unexpected(protocol, found, profile) == [
         "vllm-8shot: accuracy 0.500 is outside the expected 0.88 to 0.93 (vllm#1)",
         "vllm-8shot: acceptance length 2.000 is outside the expected 4 to 4.8",
     ]
-    assert _unexpected(protocol, {"accuracy": None, "acceptance": None}, profile, None) == []
-    assert _unexpected(protocol, found, None, None) == [], "a server by its URL has no profile"
+    assert _unexpected(protocol, {"accuracy": None, "acceptance": None}, profile) == []
+    assert _unexpected(protocol, found, None) == [], "a server by its URL has no profile"

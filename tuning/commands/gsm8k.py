@@ -23,7 +23,7 @@ from dspark_deploy.console import people
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
 from dspark_deploy.profile import load_profile
-from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES
+from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES, Profile
 from tuning.accuracy import AccuracyRun
 from tuning.commands.common import (
     Json,
@@ -79,6 +79,7 @@ def run(
     """Ask the questions; items, record and progress are in the run's folder."""
     console = people(as_json)
     chosen = find_protocol(protocol, data)
+    expected = load_profile(profile, sets or []).profile if profile else None  # as it is before the run
     extra = _template_arguments(chat_template_kwargs, chosen.chat)
     dataset = load_gsm8k(data, allow_other)
     questions = chosen.questions(dataset, limit)
@@ -111,7 +112,7 @@ def run(
         "concurrency": concurrency,
         "items": str(folder / ITEMS),
         **found,
-        "unexpected": _unexpected(chosen, found, profile, sets),
+        "unexpected": _unexpected(chosen, found, expected),
     }
     workload = Workload(
         name=f"gsm8k {protocol}",
@@ -215,24 +216,22 @@ def show(console: Console, result: dict[str, Any]) -> None:
         )
 
 
-def _unexpected(
-    protocol: Protocol, found: dict[str, Any], profile: str | None, sets: list[str] | None
-) -> list[str]:
+def _unexpected(protocol: Protocol, found: dict[str, Any], profile: Profile | None) -> list[str]:
     """What fell outside the profile's `expect`; nothing where the server was only named by its URL."""
     if profile is None:
         return []
-    loaded = load_profile(profile, sets or []).profile
-    fixed = loaded.speculative is not None and loaded.speculative.verification.kind == "fixed"
+    speculative = profile.speculative
+    fixed = speculative is not None and speculative.verification.kind == "fixed"
     observed = Observed(
         label=protocol.name,
         workload=f"{GSM8K}/{protocol.name}",
-        k=loaded.speculative.num_speculative_tokens if loaded.speculative else 0,
+        k=speculative.num_speculative_tokens if speculative else 0,
         temperature=protocol.sampling.temperature,
         thinking=protocol.wants_thinking,
         acceptance_length=found["acceptance"]["pooled"] if fixed and found["acceptance"] else None,
         accuracy=found["accuracy"],
     )
-    return missed(loaded.expect, observed)
+    return missed(profile.expect, observed)
 
 
 def _template_arguments(text: str | None, chat: bool) -> dict[str, Any]:

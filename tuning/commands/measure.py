@@ -26,7 +26,7 @@ from dspark_deploy.console import people
 from dspark_deploy.errors import EngineError, GateFailed, InputError, MeasurementError
 from dspark_deploy.profile.schema import MOST_BOOTS, MOST_REQUESTS, MOST_TEMPERATURE, MOST_TOKENS, Expectation
 from tuning.accuracy import MOST_TRUNCATED, AccuracyRun
-from tuning.arm_result import arm_json, failed_arm
+from tuning.arm_result import arm_json, failed_arm, level_name
 from tuning.arms import ARMS, REFERENCE, Arm, arms
 from tuning.commands.common import (
     LEAST_MARGIN,
@@ -242,10 +242,7 @@ def _accuracy(answers: dict[str, AccuracyRun], margin: float) -> dict[str, dict[
 def _observed(arm: dict[str, Any], source: LoadWorkload, plan: Plan) -> Observed:
     """What an arm measured, to be held against the profile's `expect`."""
     k, counts = arm["num_speculative_tokens"], arm["accuracy"]
-    closed = [load for load in arm["loads"] if load["valid"] and load["loop"] == "closed"]
-    boots: dict[int, list[float]] = {}
-    for load in closed:
-        boots.setdefault(load["concurrency"], []).append(load["tpot_ms"]["mean"])
+    means = {row["level"]: row["tpot_ms"] for row in arm["over_boots"]}
     fixed = (arm["acceptance"] or {}).get("per_position") is not None
     return Observed(
         label=arm["arm"],
@@ -255,7 +252,7 @@ def _observed(arm: dict[str, Any], source: LoadWorkload, plan: Plan) -> Observed
         thinking=None if plan.chat else False,  # with --chat, the server's template decides
         acceptance_length=arm["acceptance"]["length"] if k and fixed and source.ranks_k else None,
         accuracy=counts["correct"] / counts["questions"] if counts and counts["questions"] else None,
-        tpot_ms={concurrency: sum(means) / len(means) for concurrency, means in boots.items()},
+        tpot_ms={load: means[level] for load in plan.loads if (level := level_name(load, None)) in means},
     )
 
 

@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from dspark_deploy.errors import InputError
-from dspark_deploy.plain_json import json_lines, parse_json
+from dspark_deploy.plain_json import parse_json
 from dspark_deploy.validation import fault_lines
-from tuning.accuracy import Count, Item, refuse_second
+from tuning.accuracy import Count, Item, items_of
 from tuning.endpoint import Answer
 from tuning.gsm8k.extraction import NUMBER
 from tuning.gsm8k.protocols import Protocol, find_protocol
@@ -71,18 +70,10 @@ def rescore(document: Any, protocol: Protocol, number: int) -> Item:
 def read_completions(file: Path, protocol: str) -> list[Item]:
     """The lines of a file, scored. Raises InputError naming the first line that can't be."""
     chosen = find_protocol(protocol)
-    try:
-        lines = json_lines(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: can't be read: {error}") from error
-    found: dict[str, Item] = {}
-    for number, line in lines:
-        try:
-            item = rescore(parse_json(line), chosen, number)
-            refuse_second(item.id, found)
-        except ValueError as error:
-            raise InputError(f"{file}:{number}: {error}") from error
-        found[item.id] = item
-    if not found:
-        raise InputError(f"{file}: is empty")
-    return list(found.values())
+    return items_of(
+        file,
+        lambda number, line: rescore(parse_json(line), chosen, number),
+        no_file="can't be read: ",
+        no_item="",
+        no_lines="is empty",
+    )

@@ -28,41 +28,35 @@ from tuning.workload import FromFile, Question
 DEFAULT = "strict-8shot"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Gsm8k(FromFile):
     """GSM8K by one protocol. Load levels go through its questions in their order, each level another part."""
 
-    protocol: Protocol | None = None
-    dataset: Dataset | None = None
+    protocol: Protocol
+    dataset: Dataset
 
     def questions(self, count: int) -> list[Question]:
         """The first `count` questions with the protocol's prompt and right answer."""
-        assert self.protocol is not None and self.dataset is not None
         return self.protocol.questions(self.dataset, count)
 
     def most_questions(self) -> int:
         """All of the test set."""
-        assert self.dataset is not None
         return len(self.dataset.test)
 
     def longest_answer(self, output_tokens: int) -> int:
         """The protocol's own limit."""
-        assert self.protocol is not None
         return self.protocol.sampling.max_tokens
 
     def asker(self, endpoint: Endpoint) -> Callable[[Question], Item]:
         """As the protocol asks."""
-        assert self.protocol is not None
         return self.protocol.asker(endpoint, {}, 0)
 
     def void_reasons(self, run: AccuracyRun) -> list[str]:
         """Why the answers have no accuracy, by the protocol's own rules."""
-        assert self.protocol is not None
         return void_reasons(run, self.protocol)
 
     def fingerprint(self) -> str:
         """Of shots, questions and protocol."""
-        assert self.protocol is not None and self.dataset is not None
         parts = (self.dataset.shots_sha256, self.dataset.test_sha256, self.protocol.name)
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
