@@ -16,7 +16,7 @@ from dspark_deploy import __version__
 from dspark_deploy.errors import InputError
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
-from dspark_deploy.redaction import mask_assignment, mask_urls, redacted
+from dspark_deploy.redaction import mask_assignment, mask_text, redacted
 from tuning.space import DIMENSIONS, K, choices, fingerprint
 
 # Settings that change what is concluded or how it is searched, and no number that was measured.
@@ -119,5 +119,5 @@ def _line(command: Sequence[str]) -> str:
         elif flag == "--set" and equals:
             shown.append(f"--set={mask_assignment(setting)}")
         else:
-            shown.append(mask_urls(word))
+            shown.append(mask_text(word))
     return shlex.join(shown)

@@ -30,7 +30,7 @@ from dspark_deploy.profile import LoadedProfile, Profile
 from dspark_deploy.profile.document import Path_, dotted
 from dspark_deploy.profile.loading import validated
 from dspark_deploy.profile.schema import REFERENCE
-from dspark_deploy.redaction import is_secret, mask_urls, redacted
+from dspark_deploy.redaction import is_secret, mask_text, redacted
 
 PROGRAM = "dspark-serve"
 CACHE = "/cache"
@@ -142,7 +142,7 @@ def by_reference(env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     kept: dict[str, str] = {}
     for name, value in env.items():
         literal = is_secret(name) and not REFERENCE.fullmatch(value)
-        kept[name] = f"${{{name}}}" if literal or mask_urls(value) != value else value
+        kept[name] = f"${{{name}}}" if literal or mask_text(value) != value else value
     return kept, [name for value in kept.values() for name in REFERENCE.findall(value)]
 
 

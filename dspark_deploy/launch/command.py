@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import InputError
-from dspark_deploy.plain_json import parse_json
 from dspark_deploy.plugin.settings import SETTINGS_ENV
 from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
 from dspark_deploy.preflight.facts import API_KEY
 from dspark_deploy.profile.schema import REFERENCE, ArgValue, Profile, Speculative
-from dspark_deploy.redaction import REDACTED, is_secret, mask_urls, redacted
+from dspark_deploy.redaction import REDACTED, is_secret, mask_text, mask_urls
 
 # A command line is everybody's to read, in `ps`, and vLLM writes it to its log; an environment is its user's.
 SECRET_VARIABLES = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
@@ -174,21 +173,21 @@ def added_environment(profile: Profile, env: Mapping[str, str]) -> dict[str, str
         names += ["TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER"]
     by_reference = {name for name, value in profile.engine.env.items() if REFERENCE.search(value)}
     return {
-        name: REDACTED if is_secret(name) or name in by_reference else mask_urls(env[name])
+        name: REDACTED if is_secret(name) or name in by_reference else mask_text(env[name])
         for name in dict.fromkeys(names)
     }
 
 
 def redacted_command(command: list[str]) -> list[str]:
-    """The command without secrets: values of secret flags, secret keys in JSON values, URL passwords."""
+    """The command without secrets: values of secret flags, and what looks like a secret in the others."""
     shown, hide = [], False
     for part in command:
         if part.startswith("--"):
             flag, equals, value = part.partition("=")
             hide = _is_secret_flag(flag)  # until the next flag: --api-key takes several
-            shown.append(f"{flag}={REDACTED if hide else _redacted_value(value)}" if equals else part)
+            shown.append(f"{flag}={REDACTED if hide else mask_text(value)}" if equals else part)
         else:
-            shown.append(REDACTED if hide else _redacted_value(part))
+            shown.append(REDACTED if hide else mask_text(part))
     return shown
 
 
@@ -202,12 +201,3 @@ def _secret_argument(flag: str) -> str | None:
     if len(beginning) <= len("--hf"):
         return None
     return next((name for name in SECRET_VARIABLES if f"--{name}".startswith(beginning)), None)
-
-
-def _redacted_value(text: str) -> str:
-    if not text.startswith(("{", "[")):
-        return mask_urls(text)
-    try:
-        return json.dumps(redacted(parse_json(text)))
-    except ValueError:
-        return mask_urls(text)

@@ -115,6 +115,7 @@ def test_what_is_no_secret_stays_readable() -> None:
 
 def test_secret_variables_by_name_and_in_urls(tmp_path: Path) -> None:
     sets = ["engine.env={MY_PASSWD: s3cret, HTTPS_PROXY: 'http://u:s3cret@h', PLAIN: visible}"]
+    sets.append("engine.env.DSN='host=x password=s3cret'")
     profile = load(tmp_path, sets=sets).profile
     shown = rendering.added_environment(profile, rendering.engine_environment(profile, Path("s"), {}))
     assert "s3cret" not in json.dumps(shown) and shown["PLAIN"] == "visible"

@@ -154,12 +154,15 @@ def test_a_secret_is_named_and_never_written(tmp_path: Path, form: Format) -> No
         "HF_TOKEN": "hf_hidden",
         "HTTPS_PROXY": "http://me:hidden@proxy",
         "PLAIN": "${PROXY}",
+        "FOO": "hf_hiddenabcdefghijklmnopqrstuvwxyz",
+        "DSN": "host=x password=hidden",
+        "BARE": "me:hidden@host:80",
         "LOG": "shown",
     }
     loaded = load(tmp_path, TEXT).revised({"engine.env": env, "engine.args": {"api-key": "sk-hidden"}})
     found = rendered(form, loaded)
     validate(form, found.text, tmp_path)
-    env_names = ("HF_TOKEN", "HTTPS_PROXY", "PROXY", "VLLM_API_KEY")
+    env_names = ("HF_TOKEN", "HTTPS_PROXY", "PROXY", "VLLM_API_KEY", "FOO", "DSN", "BARE")
     assert found.secrets == sorted(env_names) and "hidden" not in found.text and "shown" in found.text
     reference = {
         Format.COMPOSE: r"^ +{0}: \$\{{{0}:\?",
@@ -180,7 +183,9 @@ def test_a_secret_is_named_and_never_written(tmp_path: Path, form: Format) -> No
             "kv-transfer-config.auth_token holds a secret",
         ),
         (["engine.args.url=http://me:pw@host"], (), "engine.args.url holds a secret"),
+        (["engine.args.served=sk-abcdefghijklmnopqrst"], (), "engine.args.served holds a secret"),
         ([], ("--my-token=abc",), "a flag after --"),
+        ([], ("--header", "Authorization: Bearer abc"), "a flag after --"),
     ],
 )
 def test_what_would_show_a_secret_is_refused(
