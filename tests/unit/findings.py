@@ -372,6 +372,16 @@ EXAMPLES: dict[str, Example] = {
         change(ARGS + "kv-transfer-config={kv_connector_extra_config: {auth_token: s3cret}}"),
         change(ARGS + "hf-overrides={num_key_value_heads: 4, model_type: x}"),
     ),
+    "VALUE_IMPOSSIBLE": Example(
+        "mi355x",
+        change(ARGS + "gpu-memory-utilization=1.5"),
+        change(ARGS + "gpu-memory-utilization=1"),
+    ),
+    "GPUS_TOO_FEW": Example(
+        "mi355x",
+        change(ARGS + "pipeline-parallel-size=2"),
+        change(ARGS + "pipeline-parallel-size=2", ARGS + "nnodes=2"),
+    ),
     "ENV_UNSET": Example("cpu", change(unset=["HF_TOKEN"]), change()),
     "PORT_IN_USE": Example("cpu", change(port_free=False), change()),
     "HOST_UNUSABLE": Example(

@@ -12,6 +12,7 @@ from dspark_deploy.preflight.rules import (
     names,
     routes,
     speculation,
+    values,
     verification,
 )
 from dspark_deploy.preflight.rules.base import RULES, Rule, check
@@ -31,5 +32,6 @@ __all__ = [
     "names",
     "routes",
     "speculation",
+    "values",
     "verification",
 ]

@@ -1,0 +1,128 @@
+"""Values of engine.args that no vLLM takes: found before a load of minutes, or before vLLM's own refusal.
+
+Not covered: flags after `--`, flags that are not named here, and whether a value that is possible is wise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from dspark_deploy.plain_json import parse_json
+from dspark_deploy.preflight.facts import Facts
+from dspark_deploy.preflight.rules.base import Findings, error, rule
+from dspark_deploy.preflight.rules.context import arg, where_arg
+from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.profile.schema import ArgValue
+
+UTILISATION, SIZES, LENGTH = "gpu-memory-utilization", "cudagraph-capture-sizes", "max-model-len"
+TENSOR, PIPELINE, DATA = "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"
+WHOLE = ("max-num-seqs", TENSOR, PIPELINE, DATA, "block-size")
+# vLLM reads these with a suffix: k, m, g and t are decimal and take a fraction, K, M, G and T are binary.
+READABLE = ("max-num-batched-tokens", LENGTH)
+_SUFFIXED = re.compile(r"\d+(?:\.\d+)?[kmgt]|\d+[KMGT]")
+# Numbers inside JSON flags take suffixes too, which JSON does not know; texts stay as they are.
+_IN_JSON = re.compile(r'("(?:[^"\\]|\\.)*")|\b\d+(?:\.\d+)?[kKmMgGtT]\b')
+JSON_FLAGS = (
+    "compilation-config",
+    "hf-overrides",
+    "kv-transfer-config",
+    "override-generation-config",
+    "limit-mm-per-prompt",
+    "mm-processor-kwargs",
+    "additional-config",
+    "model-loader-extra-config",
+)
+
+
+def _count(value: object) -> int | None:
+    """The whole number above 0 that argparse reads from it, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        return None
+    return number if number > 0 else None
+
+
+def _readable(name: str, value: object) -> bool:
+    """Whether vLLM reads a count above 0 from it: a whole number, one with a suffix, or a length to find."""
+    text = str(value).strip()
+    if name == LENGTH and not isinstance(value, bool) and (text == "-1" or text.lower() == "auto"):
+        return True
+    suffixed = isinstance(value, str) and _SUFFIXED.fullmatch(text) is not None
+    return _count(value) is not None or (suffixed and float(text[:-1]) > 0)
+
+
+def _share(value: object) -> bool:
+    """Whether it is a number in (0, 1]."""
+    try:
+        return not isinstance(value, bool) and 0 < float(str(value)) <= 1
+    except ValueError:
+        return False
+
+
+def _is_json(value: str) -> bool:
+    try:
+        parse_json(_IN_JSON.sub(lambda found: found[1] or "1", value))
+    except ValueError:
+        return False
+    return True
+
+
+def _faults(args: dict[str, ArgValue]) -> Iterator[tuple[str, str, str]]:
+    """Flag, what it must be, and what to do, for each value that is not possible; a null is left out."""
+    given = {name: value for name, value in args.items() if value is not None}
+    if UTILISATION in given and not _share(given[UTILISATION]):
+        yield UTILISATION, "is a number above 0 and at most 1", "vLLM's own is 0.9"
+    for name in (*WHOLE, *READABLE):
+        if name in given and not (_readable(name, given[name]) if name in READABLE else _count(given[name])):
+            suffix = ", and may end in k or K, m or M" if name in READABLE else ""
+            yield name, f"is a whole number above 0{suffix}", f"write one, or leave {name} out"
+    if SIZES in given:
+        sizes = given[SIZES]
+        if not all(map(_count, sizes if isinstance(sizes, list) else [sizes])) or sizes == []:
+            yield SIZES, "holds whole numbers above 0", f"write them as a list, or leave {SIZES} out"
+    for name in JSON_FLAGS:
+        value = given.get(name)
+        if isinstance(value, str) and not _is_json(value):
+            yield name, "is a text, and no JSON", "write it as YAML: {name: value}"
+
+
+@rule("VALUE_IMPOSSIBLE")
+def values_are_possible(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """vLLM stops at a value that it can't read, and some stop it only when the weights are loaded."""
+    args = loaded.profile.engine.args
+    for name, says, remedy in _faults(args):
+        # A value of JSON may hold a secret, so it is not repeated.
+        found = "" if name in JSON_FLAGS else f", and not {args[name]!r}"
+        yield error("VALUE_IMPOSSIBLE", f"engine.args.{name} {says}{found}", remedy, where_arg(loaded, name))
+    for name in args:
+        positive = name.removeprefix("no-")
+        if positive != name and args[name] is not None and args.get(positive) is not None:
+            yield error(
+                "VALUE_IMPOSSIBLE",
+                f"engine.args has both {positive} and {name}, of which vLLM takes the last",
+                f"leave {name} out, and write {positive}: true or false",
+                where_arg(loaded, name),
+            )
+
+
+@rule("GPUS_TOO_FEW")
+def gpus_hold_a_copy(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """A copy of the model takes a GPU for each tensor and pipeline rank, on all of its nodes together."""
+    hardware = loaded.profile.hardware
+    tensor, pipeline, nodes = (_count(arg(loaded, name)) or 1 for name in (TENSOR, PIPELINE, "nnodes"))
+    if hardware.platform == "cpu" or hardware.gpus == 0:
+        return
+    if tensor * pipeline > hardware.gpus * nodes:
+        name = TENSOR if arg(loaded, TENSOR) is not None else PIPELINE
+        on = f" on each of {nodes} nodes" if nodes > 1 else ""
+        yield error(
+            "GPUS_TOO_FEW",
+            f"{TENSOR} * {PIPELINE} = {tensor} * {pipeline} = {tensor * pipeline} GPUs, and hardware.gpus is "
+            f"{hardware.gpus}{on}",
+            f"lower {name}, or raise hardware.gpus to what the machine has",
+            where_arg(loaded, name),
+        )
