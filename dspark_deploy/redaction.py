@@ -87,7 +87,7 @@ def mask_assignment(text: str) -> str:
     name, equals, value = text.partition("=")
     nested = value.lstrip().startswith(("{", "[")) and is_secret(value)
     hidden = equals and (nested or is_secret(name.rpartition(".")[2]))
-    return f"{name}={REDACTED}" if hidden else f"{name}{equals}{mask_text(value)}"
+    return f"{name}={REDACTED}" if hidden else f"{mask_text(name)}{equals}{mask_text(value)}"
 
 
 def redacted(value: Any) -> Any:

@@ -90,5 +90,11 @@ def test_a_name_that_says_no_secret(name: str) -> None:
     assert not is_secret(name)
 
 
+def test_a_word_that_assigns_nothing_is_hidden_as_well() -> None:
+    assert PLANTED not in mask_assignment(f"http://u:{PLANTED}@h") + mask_assignment(
+        f"http://u:{PLANTED}@h/?a=1"
+    )
+
+
 def test_json_too_deep_to_read_is_searched_as_text() -> None:
     assert PLANTED not in mask_text("[" * 100_000 + f'{{"token": "{PLANTED}"}}')

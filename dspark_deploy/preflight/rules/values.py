@@ -75,15 +75,15 @@ def _faults(args: dict[str, ArgValue]) -> Iterator[tuple[str, str, str]]:
     """Flag, what it must be, and what to do, for each value that is not possible; a null is left out."""
     given = {name: value for name, value in args.items() if value is not None}
     if UTILISATION in given and not _share(given[UTILISATION]):
-        yield UTILISATION, "is a number above 0 and at most 1", "vLLM's own is 0.9"
+        yield UTILISATION, "must be a number above 0 and at most 1", "vLLM's own is 0.9"
     for name in (*WHOLE, *READABLE):
         if name in given and not (_readable(name, given[name]) if name in READABLE else _count(given[name])):
             suffix = ", and may end in k or K, m or M" if name in READABLE else ""
-            yield name, f"is a whole number above 0{suffix}", f"write one, or leave {name} out"
+            yield name, f"must be a whole number above 0{suffix}", f"write one, or leave {name} out"
     if SIZES in given:
         sizes = given[SIZES]
         if not all(map(_count, sizes if isinstance(sizes, list) else [sizes])) or sizes == []:
-            yield SIZES, "holds whole numbers above 0", f"write them as a list, or leave {SIZES} out"
+            yield SIZES, "must hold whole numbers above 0", f"write them as a list, or leave {SIZES} out"
     for name in JSON_FLAGS:
         value = given.get(name)
         if isinstance(value, str) and not _is_json(value):
@@ -96,7 +96,7 @@ def values_are_possible(loaded: LoadedProfile, facts: Facts) -> Findings:
     args = loaded.profile.engine.args
     for name, says, remedy in _faults(args):
         # A value of JSON may hold a secret, so it is not repeated.
-        found = "" if name in JSON_FLAGS else f", and not {args[name]!r}"
+        found = "" if name in JSON_FLAGS else f", and is {args[name]!r}"
         yield error("VALUE_IMPOSSIBLE", f"engine.args.{name} {says}{found}", remedy, where_arg(loaded, name))
     for name in args:
         positive = name.removeprefix("no-")
