@@ -22,7 +22,7 @@ from rich.console import Console
 
 from dspark_deploy.errors import DSparkError, FileError, InputError, Interrupted
 from dspark_deploy.preflight.findings import Finding, Severity
-from dspark_deploy.redaction import mask_urls
+from dspark_deploy.redaction import mask_credentials
 
 PLAIN_WIDTH = 140
 # A full disk, a quota, a limit on a file's size: wherever they are met, the message is the same.
@@ -93,7 +93,7 @@ def run_app(app: typer.Typer, name: str) -> None:
     except DSparkError as error:
         faults = error.faults if isinstance(error, InputError) else []
         head = f"{len(faults)} faults in the input:\n" if len(faults) > 1 else ""
-        message = mask_urls(str(error))
+        message = mask_credentials(str(error))
         sys.stderr.write(f"{name}: {head}{message}\n")
         _exit(error.exit_code, message, error.document)
     except OSError as error:
@@ -125,7 +125,7 @@ def _wants_json() -> bool:
 
 def _fault_of_ours(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """What nothing foresaw: the traceback for whoever reports it, and the document for scripts."""
-    sys.stderr.write(mask_urls("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.write(mask_credentials("".join(traceback.format_exception(kind, error, trace))))
     if _wants_json():
-        message = mask_urls(f"a fault of ours: {kind.__name__}: {error}")
+        message = mask_credentials(f"a fault of ours: {kind.__name__}: {error}")
         print_json({"status": "error", "exit_code": 1, "error": message})

@@ -59,13 +59,19 @@ def is_secret(name: str) -> bool:
     return not name.lower().startswith("num_") and _NAME.search(name) is not None
 
 
-def mask_urls(text: str) -> str:
-    """`text` without user and password in its URLs, nor secret parameters."""
-    return _PARAMETER.sub(rf"\1={REDACTED}", _USERINFO.sub(REDACTED, text))
+def mask_credentials(text: str) -> str:
+    """`text` without what nothing else looks like: passwords and secret parameters of URLs, issued keys.
+
+    For messages and logs, where a colon or an equals sign behind a word like `key` mostly is no secret.
+    """
+    text = _PARAMETER.sub(rf"\1={REDACTED}", _USERINFO.sub(REDACTED, text))
+    for pattern in (_PRIVATE_KEY, _ISSUED):
+        text = pattern.sub(REDACTED, text)
+    return _SCHEME.sub(rf"\g<1>{REDACTED}", text)
 
 
 def mask_text(text: str) -> str:
-    """`text` without what looks like a secret in it: `mask_urls`, and the shapes that the module names."""
+    """`text` without what looks like a secret: `mask_credentials`, and the module's other shapes."""
     if text.lstrip().startswith(("{", "[")):
         try:
             value = parse_json(text)
@@ -74,10 +80,8 @@ def mask_text(text: str) -> str:
             pass  # no JSON, or too deep for us: its text is searched below
         else:
             return text if shown == value else json.dumps(shown)
-    text = mask_urls(text)
-    for pattern in (_PRIVATE_KEY, _ISSUED, _BARE_USERINFO):
-        text = pattern.sub(REDACTED, text)
-    for pattern in (_SCHEME, _HEADER, _ASSIGNED, _FLAG, _MEMBER):
+    text = _BARE_USERINFO.sub(REDACTED, mask_credentials(text))
+    for pattern in (_HEADER, _ASSIGNED, _FLAG, _MEMBER):
         text = pattern.sub(rf"\g<1>{REDACTED}", text)
     return text
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from dspark_deploy.errors import InputError, MeasurementError
-from dspark_deploy.redaction import mask_urls
+from dspark_deploy.redaction import mask_credentials
 from tuning.acceptance import MetricsError, Scrape, parse_metrics
 
 REQUEST_TIMEOUT_S = 600
@@ -80,7 +80,7 @@ class Endpoint:
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         address = url.rstrip("/").removesuffix("/v1")
-        self.url = mask_urls(address)
+        self.url = mask_credentials(address)
         self.model = model
         try:
             self._client = httpx.Client(
@@ -92,7 +92,7 @@ class Endpoint:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise InputError(
-                f"{mask_urls(url)}: is no URL: {mask_urls(str(error))}; write it as http://localhost:8000"
+                f"{mask_credentials(url)}: is no URL: {mask_credentials(str(error))}; write it as http://localhost:8000"
             ) from error
 
     def complete(self, prompt: str, sampling: Sampling) -> Answer:
@@ -114,7 +114,9 @@ class Endpoint:
                 )
             return response.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise RequestFailed(f"{path} failed: {type(error).__name__}: {mask_urls(str(error))}") from error
+            raise RequestFailed(
+                f"{path} failed: {type(error).__name__}: {mask_credentials(str(error))}"
+            ) from error
 
     def scrape(self) -> Scrape:
         """The engine's counters now. Raises MetricsError."""
@@ -122,7 +124,9 @@ class Endpoint:
             response = self._client.get("/metrics", timeout=SCRAPE_TIMEOUT_S)
             response.raise_for_status()
         except httpx.HTTPError as error:
-            raise MetricsError(f"{self.url}/metrics does not answer: {mask_urls(str(error))}") from error
+            raise MetricsError(
+                f"{self.url}/metrics does not answer: {mask_credentials(str(error))}"
+            ) from error
         return parse_metrics(response.text)
 
     def reset_prefix_cache(self) -> bool:
@@ -130,7 +134,7 @@ class Endpoint:
         try:
             return self._client.post("/reset_prefix_cache").status_code == httpx.codes.OK
         except httpx.HTTPError as error:
-            raise MetricsError(f"{self.url} does not answer: {mask_urls(str(error))}") from error
+            raise MetricsError(f"{self.url} does not answer: {mask_credentials(str(error))}") from error
 
     def describe(self) -> dict[str, str]:
         """Version and model as the server tells them; empty strings where it does not."""
@@ -154,8 +158,8 @@ class Endpoint:
             endpoint.close()
             raise InputError(
                 f"{endpoint.url}: does not list its models at /v1/models ({type(error).__name__}: "
-                f"{mask_urls(str(error))}); is it an OpenAI endpoint, is it ready, and does it want a key in "
-                f"{KEY_VARIABLE}?"
+                f"{mask_credentials(str(error))}); is it an OpenAI endpoint, ready, and does it want a key "
+                f"in {KEY_VARIABLE}?"
             ) from error
         if model is None and len(served) == 1:
             endpoint.model = served[0]

@@ -30,7 +30,7 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from dspark_deploy.errors import InputError, MeasurementError
-from dspark_deploy.redaction import mask_urls
+from dspark_deploy.redaction import mask_credentials
 
 KINDS = "sqlite:///FILE, journal:///FILE, postgresql://HOST/DATABASE or grpc://HOST:PORT"
 GRPC_PORT = 13000
@@ -241,7 +241,7 @@ def naming_a_lost_storage(url: str) -> Iterator[None]:
 
 def shown(url: str) -> str:
     """The URL without user and password."""
-    return mask_urls(url)
+    return mask_credentials(url)
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:

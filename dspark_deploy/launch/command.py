@@ -18,7 +18,7 @@ from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
 from dspark_deploy.preflight.facts import API_KEY
 from dspark_deploy.profile.schema import REFERENCE, ArgValue, Profile, Speculative
-from dspark_deploy.redaction import REDACTED, is_secret, mask_text, mask_urls
+from dspark_deploy.redaction import REDACTED, is_secret, mask_credentials, mask_text
 
 # A command line is everybody's to read, in `ps`, and vLLM writes it to its log; an environment is its user's.
 SECRET_VARIABLES = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
@@ -119,14 +119,14 @@ def secret_arguments(profile: Profile) -> dict[str, str]:
 
 
 def refuse_secret_flags(extra: list[str]) -> None:
-    """Raise InputError where flags for vLLM hold a secret that has a variable, or a URL with a password."""
+    """Raise InputError where flags for vLLM hold a secret that has a variable, a URL's password, or a key."""
     for i, part in enumerate(extra):
         flag, equals, _ = part.partition("=")
-        if mask_urls(part) != part:
+        if mask_credentials(part) != part:
             owner = flag if part.startswith("--") else extra[max(i - 1, 0)].partition("=")[0]
             raise InputError(
-                f"{mask_urls(owner)} after --: `ps` would show the URL's password to everybody; give the URL "
-                f"without it"
+                f"{mask_credentials(owner)} after --: `ps` would show its password or key to everybody; "
+                f"give it without"
             )
         name = _secret_argument(flag) if part.startswith("--") else None
         followed = i + 1 < len(extra) and not extra[i + 1].startswith("--")

@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from dspark_deploy.redaction import is_secret, mask_assignment, mask_text, redacted
+from dspark_deploy.redaction import (
+    REDACTED,
+    is_secret,
+    mask_assignment,
+    mask_credentials,
+    mask_text,
+    redacted,
+)
 
 PLANTED = "hunter2hunter2hunter2"
 SECRETS = [
@@ -98,3 +105,9 @@ def test_a_word_that_assigns_nothing_is_hidden_as_well() -> None:
 
 def test_json_too_deep_to_read_is_searched_as_text() -> None:
     assert PLANTED not in mask_text("[" * 100_000 + f'{{"token": "{PLANTED}"}}')
+
+
+def test_a_message_hides_issued_keys_and_leaves_the_rest():
+    """What a message says of a setting whose name is a secret's stays: only what is surely a key goes."""
+    said = "profile.yaml:3: engine.env.API_KEY: is no text; the log says Authorization: Bearer abc.def"
+    assert mask_credentials(f"{said} hf_{'a' * 20}") == said.replace("abc.def", REDACTED) + f" {REDACTED}"

@@ -89,3 +89,16 @@ def test_a_flag_beside_its_opposite(tmp_path: Path) -> None:
 def test_gpus_for_every_rank(tmp_path: Path, tensor: str, pipeline: int, nodes: int, enough: bool) -> None:
     flags = (f"tensor-parallel-size={tensor}", f"pipeline-parallel-size={pipeline}", f"nnodes={nodes}")
     assert said(tmp_path, *flags) == ([] if enough else ["GPUS_TOO_FEW"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "code"),
+    [
+        (f"generation-config=hf_{'a' * 24}", "PASSWORD_IN_COMMAND"),
+        ("override-generation-config={note: 'api_key=s3cret'}", "SECRET_IN_COMMAND"),
+        ("served-model-name=deepseek-v4", None),
+    ],
+)
+def test_secrets_are_known_by_their_shape_under_any_flag(tmp_path: Path, argument: str, code: str | None):
+    found = {finding.code for finding in findings("mi355x", change(ARGS + argument), tmp_path)}
+    assert found & {"PASSWORD_IN_COMMAND", "SECRET_IN_COMMAND"} == ({code} if code else set())

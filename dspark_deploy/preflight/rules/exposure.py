@@ -8,7 +8,7 @@ from dspark_deploy.preflight.facts import API_KEY, Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule, warning
 from dspark_deploy.preflight.rules.context import arg, where_arg
 from dspark_deploy.profile import LoadedProfile
-from dspark_deploy.redaction import is_secret, mask_urls
+from dspark_deploy.redaction import is_secret, mask_credentials, mask_text
 
 
 @rule("OPEN_WITHOUT_KEY")
@@ -48,17 +48,17 @@ def flags_hold_no_secret(loaded: LoadedProfile, facts: Facts) -> Findings:
     """Flags stand in the engine's command line, which `ps` shows to everybody, and vLLM logs them."""
     for name, value in loaded.profile.engine.args.items():
         texts = list(_texts(value))
-        if any(mask_urls(text) != text for _, text in texts):
+        if any(mask_credentials(text) != text for _, text in texts):
             yield error(
                 "PASSWORD_IN_COMMAND",
-                f"engine.args.{name} has a URL with a password, and `ps` shows every flag to everybody",
-                "give the URL without it, and the password by a variable of engine.env",
+                f"engine.args.{name} has a key, or a URL with a password, and `ps` shows it to everybody",
+                "leave it out here, and give it by a variable of engine.env",
                 where_arg(loaded, name),
             )
-        elif any(is_secret(key) for key, _ in texts):
+        elif any(is_secret(key) or mask_text(text) != text for key, text in texts):
             yield warning(
                 "SECRET_IN_COMMAND",
-                f"engine.args.{name} seems to hold a secret, by the name of a key, and `ps` shows every flag",
+                f"engine.args.{name} seems to hold a secret, and `ps` shows every flag",
                 "give it by a variable of engine.env, where the service reads one",
                 where_arg(loaded, name),
             )
