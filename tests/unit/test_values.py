@@ -96,7 +96,7 @@ def test_gpus_for_every_rank(tmp_path: Path, tensor: str, pipeline: int, nodes: 
     [
         (f"generation-config=hf_{'a' * 24}", "PASSWORD_IN_COMMAND"),
         ("override-generation-config={note: 'api_key=s3cret'}", "SECRET_IN_COMMAND"),
-        ("served-model-name=deepseek-v4", None),
+        ("generation-config=vllm", None),
     ],
 )
 def test_secrets_are_known_by_their_shape_under_any_flag(tmp_path: Path, argument: str, code: str | None):
