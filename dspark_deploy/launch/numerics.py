@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_deploy.errors import NumericsRefused
+from dspark_deploy.kernels.causes import wrong_operators
 
 SECTION = "numerics"
+SHOWN = 8  # sentences of a refusal; of many workers, each has its own
 
 
 def sections(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -38,22 +40,25 @@ def refusal(found: list[dict[str, Any]]) -> NumericsRefused | None:
     """The error of exit code 4, or None where no operator is wrong."""
     if state(found) != "wrong":
         return None
-    lines = dict.fromkeys(
-        f"{row['operator']} by {row['route']}, {row['output']}: ratio {row['ratio']}, NRMSE {row['nrmse']}, "
-        f"{row['nans']} NaN at {row['tokens']} tokens. {row['cause']}"
-        for row in worst(found)
-        if row["cause"]
-    )
+    lines = [
+        f"{_worker(section)}{sentence}" for section in found for sentence in wrong_operators(section["rows"])
+    ]
+    more = [f"and {len(lines) - SHOWN} more, in the report"] if len(lines) > SHOWN else []
     return NumericsRefused(
         "the numerics gate refused: an mHC operator of this engine is wrong on this device\n"
-        + "\n".join(f"  {line}" for line in lines)
+        + "\n".join(f"  {line}" for line in [*lines[:SHOWN], *more])
         + "\n  take another mhc.provider, or set mhc.gate: warn to serve anyway",
         found,
     )
 
 
+def _worker(section: dict[str, Any]) -> str:
+    """Which worker it was, where there are several."""
+    return f"worker {section['rank']} (process {section['pid']}): " if section["workers"] > 1 else ""
+
+
 def worst(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per operator, variant and output: its worst over token counts and workers."""
+    """One row per operator, variant and output: its worst over places, token counts and workers."""
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for section in found:
         for row in section["rows"]:
@@ -80,11 +85,17 @@ def show(console: Console, found: list[dict[str, Any]]) -> None:
     for column in ("operator", "by", "variant", "output", "tokens", "ratio", "NRMSE", "NaN", "us", "verdict"):
         table.add_column(column, overflow="fold")
     for row in worst(found):
-        numbers = [str(row[name]) for name in ("tokens", "ratio", "nrmse", "nans", "microseconds")]
+        measured = (row[name] for name in ("tokens", "ratio", "nrmse", "nans", "microseconds"))
+        numbers = ["" if number is None else str(number) for number in measured]
         verdict_of_row = row["cause"] or "right"
         table.add_row(row["operator"], row["route"], row["variant"], row["output"], *numbers, verdict_of_row)
     console.print(table)
     seconds = max(section["seconds"] for section in found)
-    console.print(f"numerics gate: {verdict}, {len(found)} workers, {seconds:.1f} s", markup=False)
+    devices = ", ".join(dict.fromkeys(section["device"] for section in found))
+    checked = sum(section["operators"] for section in found)
+    console.print(
+        f"numerics gate: {verdict}, {checked} operators in {len(found)} workers on {devices}, {seconds} s",
+        markup=False,
+    )
     for name in sorted({name for section in found for name in section["unchecked"]}):
         console.print(f"numerics gate: {name} has no reference here and was not checked", markup=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,9 @@ def _install(module: Any, policy: str, add_section: AddSection, write: Callable[
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         report = check_models(loaded_models(self.model_runner), self.model_runner.device)
-        document = {"workers": local_workers(self.vllm_config.parallel_config), **report.as_json()}
+        # Alike in the reports of all workers but for this, by which a device with a fault is found.
+        worker = {"pid": os.getpid(), "rank": getattr(self, "rank", None)}
+        document = {"workers": local_workers(self.vllm_config.parallel_config), **worker, **report.as_json()}
         add_section(SECTION, lambda: document)
         write()
         judge(report, policy)
@@ -97,18 +100,18 @@ def judge(report: GateReport, policy: str) -> None:
 
 
 def check_models(models: list[Any], device: Any) -> GateReport:
-    """The gate over the mHC operators of `models`, on `device`; equal operators are checked once."""
+    """The gate over the mHC operators of `models`, target and draft, on `device`."""
     import torch
 
     from dspark_deploy.kernels.gate import check_operators
 
     known: dict[str, tuple[Any, Geometry]] = {}
     unknown: set[str] = set()
-    for operator, geometry in mhc_operators(models):
+    for place, operator, geometry in mhc_operators(models):
         if geometry is None:
             unknown.add(type(operator).__name__)
         else:
-            known[f"{type(operator).__name__} {geometry}"] = (operator, geometry)
+            known[place] = (operator, geometry)
     report = check_operators(known, torch.device(device))
     report.unchecked += sorted(unknown)
     if not known and any(hasattr(module, "hc_mult") for model in models for module in model.modules()):
@@ -123,33 +126,34 @@ def local_workers(parallel_config: Any) -> int:
 
 
 def loaded_models(runner: Any) -> list[Any]:
-    """Target and draft of a runner, V1's or V2's, that has loaded its models."""
+    """Target and, behind it, draft of a runner, V1's or V2's, that has loaded its models."""
     holders = [getattr(runner, name, None) for name in ("speculator", "drafter")]
     drafts = [getattr(holder, "model", None) for holder in holders]
     return [model for model in (runner.model, *drafts) if hasattr(model, "named_modules")]
 
 
-def mhc_operators(models: list[Any]) -> Iterator[tuple[Any, Geometry | None]]:
-    """Each mHC operator below `models`, with the geometry of the layer it is in.
+def mhc_operators(models: list[Any]) -> Iterator[tuple[str, Any, Geometry | None]]:
+    """Each mHC operator below `models`: its place, `target layers.0.mhc_pre`, itself, its layer's geometry.
 
     An operator outside the decoder layers, such as the head, takes the geometry of the model's first layer,
     or None where there is no such layer.
     """
-    for model in models:
+    for role, model in zip(("target", "draft"), models, strict=False):
         fallback: Any = None
         outside = []
-        for owner in model.modules():
-            for operator in owner.children():
+        for path, owner in model.named_modules():
+            for name, operator in owner.named_children():
                 if type(operator).__module__ != LAYERS:
                     continue
+                place = f"{role} {path}.{name}" if path else f"{role} {name}"
                 if hasattr(owner, "hc_mult") and hasattr(owner, "hidden_size"):
                     if fallback is None and hasattr(owner, "hc_sinkhorn_iters"):
                         fallback = owner
-                    yield operator, geometry_of(owner, fallback)
+                    yield place, operator, geometry_of(owner, fallback)
                 else:
-                    outside.append(operator)
-        for operator in outside:
-            yield operator, None if fallback is None else geometry_of(fallback, fallback)
+                    outside.append((place, operator))
+        for place, operator in outside:
+            yield place, operator, None if fallback is None else geometry_of(fallback, fallback)
 
 
 def geometry_of(owner: Any, layer: Any) -> Geometry:

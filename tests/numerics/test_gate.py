@@ -6,6 +6,7 @@ Not covered: operators that only a GPU has; `tests/simt` runs their kernels in a
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -88,25 +89,34 @@ class Normed:
     """mHC pre with the norm folded in, right or with a fault: what a GPU's kernel returns."""
 
     def __init__(self, fault: str = "") -> None:
-        self.fault = fault
+        self._fault = [fault]  # no plain number, so that the gate can't tell a wrong one from a right one
 
     def __call__(self, residual: Any, fn: Any, hc_scale: Any, hc_base: Any, **options: Any) -> Any:
         constants = mhc_pre.Constants()
         x = residual.flatten(1).float()
-        kept = x[:, : x.shape[1] // 2] if self.fault == "half projection" else x
+        (fault,) = self._fault
+        if fault == "raises" and len(x) > 512:
+            raise RuntimeError("no launch")
+        kept = x[:, : x.shape[1] // 2] if fault == "half projection" else x
         mul = kept @ fn[:, : kept.shape[1]].t()
         sqrsum = x.square().sum(-1)
         mixed = mhc_pre.mix_ref(mul[None], sqrsum[None], hc_scale, hc_base, constants, x.shape[1])
         out = mhc_pre.collapse_ref(mixed.pre, residual.float())
         weight = options.get("norm_weight")
         if weight is not None:
-            summed = out[:, ::2] if self.fault == "half norm" else out
+            summed = out[:, ::2] if fault == "half norm" else out
             mean = summed.square().sum(-1, keepdim=True) / out.shape[-1]
             out = out * torch.rsqrt(mean + constants.norm_eps) * weight.float()
-            if self.fault == "root of 2":
+            if fault == "root of 2":
                 out = out * 2**0.5
-            if self.fault == "NaN" and len(out) > 512:
+            if fault == "NaN" and len(out) > 512:
                 out[-1, 3] = float("nan")
+            if fault == "last token" and len(out) > 512:
+                out[-1] *= 2**0.5
+        if fault == "last mix" and len(out) > 512:
+            mixed.post[-1] *= 2**0.5
+        if fault == "two outputs":
+            return mixed.comb, out.to(residual.dtype), out, out
         return mixed.post, mixed.comb, out.to(residual.dtype)
 
 
@@ -120,6 +130,10 @@ Normed.__name__ = "MHCPreOp"
         ("half norm", "over half of the elements"),
         ("NaN", "never written"),
         ("half projection", "doesn't match"),
+        ("last token", "Few elements"),
+        ("last mix", "Few elements"),
+        ("raises", "It raised RuntimeError: no launch"),
+        ("two outputs", "It raised ValueError: it gave 4 results, and has 3"),
     ],
 )
 def test_a_planted_fault_is_caught(fault: str, says: str) -> None:
@@ -129,10 +143,38 @@ def test_a_planted_fault_is_caught(fault: str, says: str) -> None:
     wrong = checked({"pre": Normed(fault)}, geometry)
     assert wrong.state == "wrong"
     assert says in wrong.message(), wrong.message()
-    assert "MHCPreOp" in wrong.message() and "ratio" in wrong.message()
-    if fault == "NaN":
+    assert "MHCPreOp" in wrong.message() and any(
+        each in wrong.message() for each in ("ratio", "raised", "1 NaN")
+    )
+    if fault in ("NaN", "raises", "last token", "last mix"):
         assert {row.tokens for row in wrong.wrong} == {513, 1024}, "only beyond a dispatch limit"
+    if fault == "NaN":
         assert "NaN" not in json.dumps(wrong.as_json()), "NaN is no JSON"
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2])
+def test_one_wrong_operator_among_others_that_look_alike_is_found(faulty: int) -> None:
+    geometry = references.Geometry(128, 4, mhc_pre.Constants(), True)
+    places = {f"layers.{i}": (Normed("root of 2" if i == faulty else ""), geometry) for i in range(3)}
+    report = gate.check_operators(places, CPU)
+    assert report.state == "wrong" and report.operators == 3
+    assert {row.place for row in report.wrong} == {f"layers.{faulty}"}
+    assert {row.place for row in report.rows} == {"layers.0", f"layers.{faulty}"}, (
+        "only wrong ones of the rest"
+    )
+    assert f"layers.{faulty}" in report.message() and "more of its class" not in report.message()
+    all_wrong = gate.check_operators({place: (Normed("root of 2"), geometry) for place in places}, CPU)
+    assert all_wrong.message().count("is wrong") == 1 and "So are 2 more of its class" in all_wrong.message()
+
+
+def test_operators_with_other_numbers_or_routes_are_checked_at_every_token_count() -> None:
+    plain, other, routed = Normed(), Normed(), Normed()
+    other.split = 2  # type: ignore[attr-defined]
+    routed._forward_method = routed.__call__  # type: ignore[attr-defined]
+    places = {"a": (plain, GEOMETRY), "b": (other, GEOMETRY), "c": (routed, GEOMETRY)}
+    report = gate.check_operators(places, CPU)
+    counts = {place: {row.tokens for row in report.rows if row.place == place} for place in places}
+    assert counts == {place: set(gate.TOKENS) for place in places}, report.message()
 
 
 def test_an_operator_without_a_reference_is_said_to_be_unchecked() -> None:
@@ -183,6 +225,8 @@ def test_a_worker_checks_what_its_model_holds(layers: ModuleType) -> None:
     module = worker_module([operator(layers, "MHCPreOp", native=True) for _ in range(2)])
     section, result = load(module, "refuse")
     assert result == "loaded" and section["state"] == "passed" and section["workers"] == 1
+    assert section["operators"] == 2 and section["rank"] is None and section["pid"] == os.getpid()
+    assert {row["place"] for row in section["rows"]} == {"target layer.op0"}
     assert len(section["rows"]) == 3 * len(gate.TOKENS), "equal operators are checked once"
 
 

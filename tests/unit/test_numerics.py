@@ -24,6 +24,7 @@ from tests.unit.facts import good_facts
 
 def row(tokens: int, ratio: float, cause: str = "", nans: int = 0) -> dict[str, Any]:
     return {
+        "place": "target layers.0.mhc_pre",
         "operator": "MHCPreOp",
         "variant": "with norm",
         "route": "forward_hip",
@@ -32,6 +33,7 @@ def row(tokens: int, ratio: float, cause: str = "", nans: int = 0) -> dict[str, 
         "output": "layer_input",
         "ratio": None if nans else ratio,
         "nrmse": None if nans else abs(ratio - 1),
+        "worst": None if nans else abs(ratio - 1),
         "nans": nans,
         "microseconds": 10.0,
         "cause": cause,
@@ -43,10 +45,13 @@ def section(*rows: dict[str, Any], workers: int = 1, reason: str = "") -> dict[s
     state = "wrong" if wrong else "passed" if rows else "not applicable"
     return {
         "workers": workers,
+        "pid": 71,
+        "rank": 3,
         "state": state,
         "reason": reason,
         "device": "gpu",
         "seconds": 1.0,
+        "operators": len(rows),
         "rows": list(rows),
         "unchecked": [],
     }
@@ -116,7 +121,7 @@ def test_the_worst_row_speaks() -> None:
     ("found", "says"),
     [
         ([section(reason="model has no mHC ops")], "not applicable: model has no mHC ops"),
-        ([section(row(8, 1.0))], "numerics gate: passed, 1 workers"),
+        ([section(row(8, 1.0))], "numerics gate: passed, 1 operators in 1 workers on gpu"),
         ([section(row(8, 1.4, "A norm."))], "numerics gate: wrong"),
     ],
 )

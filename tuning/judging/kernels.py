@@ -19,6 +19,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from dspark_deploy.kernels.causes import described
+
 TOKENS = (1, 8, 64, 1024)
 OPERATORS = ("MHCPreOp", "MHCPostOp", "MHCFusedPostPreOp", "MHCPreDelayedOp", "HCHeadOp")
 NATIVE, AUTO = "native", "auto"
@@ -61,12 +63,13 @@ def provider_rows(provider: str, hidden: int, streams: int) -> dict[str, Any]:
             if provider == NATIVE:
                 for each in (operator, *operator.children()):
                     each._forward_method = each.forward_native
-            try:
-                report = check_operators({name: (operator, geometry)}, device, TOKENS)
-            except (RuntimeError, NotImplementedError, AttributeError, TypeError, ImportError) as error:
-                skipped[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
-                continue
-            rows += report.as_json()["rows"]
+            found = check_operators({name: (operator, geometry)}, device, TOKENS).as_json()["rows"]
+            # It raised: this provider hasn't the operator here.
+            raised = [row["cause"] for row in found if not row["output"]]
+            if raised:
+                skipped[name] = raised[0].partition("\n")[0]
+            else:
+                rows += found
     return {"rows": rows, "skipped": skipped, "device": device.type}
 
 
@@ -87,8 +90,7 @@ def wrong(found: dict[str, dict[str, Any]]) -> list[str]:
     """The gate's sentence about every output outside its limits."""
     return list(
         dict.fromkeys(
-            f"{provider}: {row['operator']}, {row['output']} at {row['tokens']} tokens: NRMSE "
-            f"{row['nrmse']}. {row['cause']}"
+            f"{provider}: {described(row)}"
             for provider, document in found.items()
             for row in document.get("rows", [])
             if row["cause"]
