@@ -6,7 +6,7 @@
     dspark-serve --profile mi355x.yaml --selftest         only the numerics gate: mHC operators against fp64
     dspark-serve --profile cpu-tiny.yaml                  serve until a signal comes
     dspark-serve --profile mi355x.yaml --prewarm          fill the kernel caches on disk, then stop
-    dspark-serve --profile cpu-tiny.yaml -- --max-num-seqs 4     flags after -- go to vLLM as they are
+    dspark-serve --profile cpu-tiny.yaml -- --seed 4     flags after -- go to vLLM as they are
     dspark-serve --profile mi355x.yaml --emit kubernetes --image IMAGE    the launch as a file
     dspark-serve --profile pair.yaml --node-rank 1 --head-address 10.0.0.1    one node of several
 
@@ -41,8 +41,8 @@ from dspark_deploy.launch.prewarm import run_prewarm
 from dspark_deploy.launch.rundir import new_run_directory, write_atomically
 from dspark_deploy.plugin.registry import State
 from dspark_deploy.preflight import Facts, Severity, check, probe
-from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
 from dspark_deploy.profile import LoadedProfile, load_profile
+from dspark_deploy.profile.flags import parse_flags
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 FOLLOW_S = 0.5
@@ -94,14 +94,18 @@ def serve(
         return
     extra = list(context.args)
     rendering.refuse_secret_flags(extra)
+    if emit is not None and node_rank is not None:
+        raise InputError("--emit writes every node; leave --node-rank out")
+    said = node_rank is not None or head_address is not None or "node-rank" in parse_flags(extra).args
+    placed = emit is None and said
+    place = node_flags(loaded, node_rank, head_address, extra) if placed else []
     checked(console, loaded, known, extra, check_only, as_json)
     if emit is not None:
-        if node_rank is not None:
-            raise InputError("--emit writes every node; leave --node-rank out")
         _emit(console, emit, loaded, image, head_address, extra, out, as_json)
         return
-    if node_rank is not None or head_address is not None or not dry_run:
-        extra = [*node_flags(loaded, node_rank, head_address, extra), *extra]
+    if not placed and not dry_run:
+        place = node_flags(loaded, None, None, extra)  # of several nodes, nobody says which this one is
+    extra = [*place, *extra]
     if dry_run:
         _dry_run(console, loaded, known, extra, as_json)
         return
@@ -136,8 +140,7 @@ def checked(
     console: Console, loaded: LoadedProfile, facts: Facts, extra: list[str], check_only: bool, as_json: bool
 ) -> None:
     """Show the findings. Raises PreflightRefused; after --check it ends the command."""
-    # Flags after -- are vLLM's own affair, except for one that would give its users meaningless text.
-    findings = check(loaded, facts) + synthetic_faults(config_of_flags(extra), "serve")
+    findings = check(loaded, facts, extra)
     refused = any(finding.severity is Severity.ERROR for finding in findings)
     show_findings(console, findings)
     if check_only:
@@ -223,7 +226,7 @@ def _selftest(
     run = new_run_directory(run_dir, f"{loaded.profile.name}-selftest")
     console.print(f"run directory: {run.path}", markup=False)
     # The operators are checked on inputs of the gate's own, so weights needn't be read.
-    if loaded.profile.hardware.platform != "cpu" and "--load-format" not in extra:
+    if loaded.profile.hardware.platform != "cpu" and "load-format" not in parse_flags(extra).args:
         extra = [*extra, "--load-format", "dummy"]
     with Engine.start(loaded, facts, run, extra) as engine:
         found = engine.wait_numerics(engine_log(quiet))

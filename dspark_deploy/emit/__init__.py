@@ -17,6 +17,10 @@ from dspark_deploy.emit.workload import EVERY_INTERFACE, workload
 from dspark_deploy.errors import InputError
 from dspark_deploy.launch.nodes import node_count
 from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.profile.flags import parse_flags
+
+# Flags that say which node this is, of how many.
+PLACING = {"nnodes", "node-rank", "master-addr", "headless"}
 
 
 class Format(StrEnum):
@@ -42,6 +46,14 @@ def render(
 
     Raises InputError for what a format needs and hasn't got, and for a secret that would be shown.
     """
+    if image is not None and not (image.isprintable() and image and " " not in image):
+        raise InputError(f"--image {image!r}: is no name of an image; give one, as registry/name:tag")
+    placed = sorted(PLACING & set(parse_flags(extra).args))
+    if placed:
+        raise InputError(
+            f"--{placed[0]} after --: every node would get it; set engine.args.nnodes, and the file gives "
+            f"each node its place"
+        )
     several = node_count(loaded.profile) > 1
     if image is None and form is not Format.SLURM:
         base = loaded.profile.engine.image

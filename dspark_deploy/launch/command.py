@@ -17,6 +17,7 @@ from dspark_deploy.plugin.settings import SETTINGS_ENV
 from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
 from dspark_deploy.preflight.facts import API_KEY
+from dspark_deploy.profile.flags import as_vllm_reads, parse_flags
 from dspark_deploy.profile.schema import REFERENCE, ArgValue, Profile, Speculative
 from dspark_deploy.redaction import REDACTED, is_secret, mask_credentials, mask_text
 
@@ -44,7 +45,7 @@ def serve_command(profile: Profile, facts: Facts, port: int, extra: list[str]) -
     for name, value in engine.args.items():
         if SECRET_VARIABLES.get(name) not in secrets:
             command += _flag(name, value)
-    sizes = capture_sizes(profile)
+    sizes = capture_sizes(as_vllm_reads(profile, parse_flags(extra)))
     if sizes:
         command += ["--cudagraph-capture-sizes", *map(str, sizes)]
     return command + extra

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.profile import LoadedProfile, Profile
+from dspark_deploy.profile.flags import as_vllm_reads, parse_flags
 
 SERVES_EVERYWHERE = ("data-parallel-external-lb", "data-parallel-hybrid-lb")
 
@@ -38,9 +39,13 @@ def node_flags(
     Empty for an engine on one machine. Raises InputError for a rank that the profile has no node for, and
     for several nodes of which nobody says which this one is.
     """
+    loaded = loaded.with_flags(extra)
     count, where = node_count(loaded.profile), loaded.where("engine", "args", "nnodes")
     if rank is None and head is None:
-        if count > 1 and not any(flag.partition("=")[0] in ("--node-rank", "-r") for flag in extra):
+        given = loaded.after.args.get("node-rank")
+        if given is not None and given not in range(count):
+            raise InputError(_no_node(f"{given} after --", count, where))
+        if count > 1 and given is None:
             raise InputError(
                 f"{where}: engine.args.nnodes is {count}: give --node-rank, 0 to {count - 1}, and "
                 f"--head-address, under which the other nodes reach node 0"
@@ -49,14 +54,18 @@ def node_flags(
     if rank is None or head is None:
         raise InputError("--node-rank and --head-address belong together; give both")
     if not 0 <= rank < count:
-        raise InputError(
-            f"{where}: --node-rank {rank} is no node of {count}; ranks are 0 to {count - 1}, and "
-            f"engine.args.nnodes says how many nodes there are"
-        )
+        raise InputError(_no_node(str(rank), count, where))
     flags = ["--node-rank", str(rank), "--master-addr", head]
     return flags if answers(loaded.profile, rank) else [*flags, "--headless"]
 
 
+def _no_node(rank: str, count: int, where: str) -> str:
+    return (
+        f"{where}: --node-rank {rank} is no node of {count}; ranks are 0 to {count - 1}, and "
+        f"engine.args.nnodes says how many nodes there are"
+    )
+
+
 def is_headless(profile: Profile, extra: Sequence[str]) -> bool:
     """Whether this node has workers and no API server, so that `/health` never answers on it."""
-    return "--headless" in extra or profile.engine.args.get("headless") is True
+    return as_vllm_reads(profile, parse_flags(extra)).engine.args.get("headless") is True

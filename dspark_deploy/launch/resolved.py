@@ -3,7 +3,7 @@
 A speculative method, a k or a model that is not what was asked for is another engine: `dspark-serve` stops
 it. Any other difference is shown beside what was asked, and why where that is known.
 
-Not covered: flags after `--`, which go to vLLM past the profile, and what the report leaves out.
+Not covered: what flags after `--` ask for, and what the report leaves out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ ANOTHER_ENGINE = (
     "speculative.model",
     "speculative.num_speculative_tokens",
 )
-SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size"}
 # `fp8` becomes the layout of it that a model's attention needs, such as `fp8_ds_mla`.
 LAYOUTS = ("kv-cache-dtype",)
 SAME_DTYPE = {"half": "float16", "float": "float32"}
@@ -103,8 +102,9 @@ def differences(
 ) -> list[Difference]:
     """Where vLLM's configuration is not the profile's, errors first, each setting once."""
     found: dict[str, Difference] = {}
+    loaded = loaded.with_flags(extra)
     for section in sections(reports):
-        for each in _compare(loaded, facts, overridden(extra), section):
+        for each in _compare(loaded, facts, set(loaded.after.args), section):
             found.setdefault(each.setting, each)
     return sorted(found.values(), key=lambda each: list(Severity).index(each.severity))
 
@@ -133,16 +133,10 @@ def show(console: Console, found: Sequence[Difference]) -> None:
     console.print(table)
 
 
-def overridden(extra: Sequence[str]) -> set[str]:
-    """Names of the flags after `--`, without dashes; vLLM takes any unambiguous beginning of a name."""
-    names = {flag.partition("=")[0].partition(".")[0] for flag in extra if flag.startswith("-")}
-    bare = {name.lstrip("-").replace("_", "-").removeprefix("no-") for name in names}
-    return {SHORT.get(name, "speculative-config" if name == "sc" else name) for name in bare} - {""}
-
-
 def _compare(
     loaded: LoadedProfile, facts: Facts, over: set[str], section: dict[str, Any]
 ) -> list[Difference]:
+    """`over` are the names after `--`; vLLM takes any unambiguous beginning of a flag's name."""
     profile = loaded.profile
     found: list[Difference] = []
 

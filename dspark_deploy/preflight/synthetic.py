@@ -10,12 +10,12 @@ length of another k.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from dspark_deploy.plain_json import parse_json
 from dspark_deploy.preflight.findings import Finding, Severity
+from dspark_deploy.profile.flags import parse_flags
+from dspark_deploy.profile.schema import ArgValue
 
 METHOD = "synthetic"
 LENGTH, RATES = "synthetic_acceptance_length", "synthetic_acceptance_rates"
@@ -24,7 +24,8 @@ GOLDEN: tuple[tuple[int, float], ...] = (
     (5, 3.51),
 )
 NEAR = 0.03
-SHORTEST = len("--spec")  # `--s` and the like are many flags' beginning
+FLAG = "speculative-config"
+SHORTEST = len("spec")  # `--s` and the like are many flags' beginning
 SOURCE = "InferenceX golden_al_distribution"
 
 
@@ -55,7 +56,7 @@ def synthetic_faults(
     if task != "bench":
         found.append(
             _fault(
-                f"SYNTHETIC_IN_{'SERVING' if task == 'serve' else 'ACCURACY'}",
+                "SYNTHETIC_IN_SERVING" if task == "serve" else "SYNTHETIC_IN_ACCURACY",
                 "synthetic acceptance commits drafts whatever the target says: the text is meaningless",
                 "take it out; rejection_sample_method is standard or block",
             )
@@ -99,28 +100,18 @@ def synthetic_faults(
 
 
 def config_of_flags(flags: Sequence[str]) -> dict[str, Any]:
-    """The speculative config that vLLM's own flags give: `--speculative-config JSON`, or by its dotted keys.
+    """The speculative config of a command line: `--speculative-config JSON`, or its keys behind dots."""
+    return config_of_args(parse_flags(flags).args)
 
-    What is no JSON object is left to vLLM, which says so better.
-    """
+
+def config_of_args(args: Mapping[str, ArgValue]) -> dict[str, Any]:
+    """The same of flags as `engine.args` has them. What is no JSON object is left to vLLM's own error."""
     found: dict[str, Any] = {}
-    pairs = [flag.partition("=")[::2] if "=" in flag else (flag, "") for flag in flags]
-    for number, (name, value) in enumerate(pairs):
-        bare = name.replace("_", "-")
-        text = value or (flags[number + 1] if number + 1 < len(flags) else "")
-        whole, _, key = bare.partition(".")
+    for name, value in args.items():
         # vLLM's parser takes a flag that is cut short, as long as it is one flag's beginning.
-        spelt = whole == "-sc" or (len(whole) > SHORTEST and "--speculative-config".startswith(whole))
-        if spelt and not key:
-            try:
-                given = parse_json(text)
-            except ValueError:
-                continue
-            found |= given if isinstance(given, dict) else {}
-        elif spelt:
-            with contextlib.suppress(ValueError):  # a word, as `synthetic`, is no JSON and stands for itself
-                text = parse_json(text)
-            found[key.replace("-", "_")] = text
+        spelt = len(name) > SHORTEST and FLAG.startswith(name)
+        if spelt and isinstance(value, dict):
+            found |= {key.replace("-", "_"): inner for key, inner in value.items()}
     return found
 
 

@@ -11,7 +11,7 @@ import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -20,25 +20,52 @@ from pydantic import BaseModel, ValidationError
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.profile.document import Document, Path_, Place, dotted, parse_document, read_document
+from dspark_deploy.profile.flags import Flags, as_vllm_reads, parse_flags
 from dspark_deploy.profile.schema import Profile
 from dspark_deploy.redaction import is_secret, redacted
 
 log = logging.getLogger(__name__)
 SETTING = re.compile(r"[\w.\-\[\]]*")
+ARGS = ("engine", "args")
+AFTER = "after --"  # the place of a flag that stands on the command line
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedProfile:
-    """A validated profile, the file it came from, and the place of every value."""
+    """A validated profile, the file it came from, and the place of every value.
+
+    `after` are flags on the command line behind `--`; with any, `profile` is what vLLM reads of both.
+    """
 
     profile: Profile
     source: Path
     values: dict[str, Any]
     places: dict[Path_, Place]
+    after: Flags = field(default_factory=Flags)
+
+    @property
+    def own_args(self) -> dict[str, Any]:
+        """`engine.args` as the profile writes them, without the flags after `--`."""
+        return (self.values.get("engine") or {}).get("args") or {}
 
     def where(self, *path: str | int) -> str:
         """The place of the value at `path`, or of the nearest section above it."""
+        if path[:2] == ARGS and len(path) > 2 and path[2] in self.after.args:
+            return AFTER
         return str(_place(self.places, path, self.source.name))
+
+    def with_flags(self, parts: Sequence[str]) -> LoadedProfile:
+        """This launch as vLLM reads it with `parts` after `--`: what every rule looks at.
+
+        Keys of JSON flags behind a dot become the flag that they are of. The result is not validated anew.
+        """
+        after = parse_flags(parts)
+        places = dict(self.places)
+        for name in self.own_args:
+            flag, dot, _ = name.partition(".")
+            if dot:
+                places.setdefault((*ARGS, flag), _place(self.places, (*ARGS, name), self.source.name))
+        return replace(self, profile=as_vllm_reads(self.profile, after), places=places, after=after)
 
     def revised(self, changes: dict[str, Any]) -> LoadedProfile:
         """A copy with the values at dotted paths replaced, validated anew. Raises ValidationError."""

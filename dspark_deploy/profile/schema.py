@@ -29,6 +29,10 @@ OWNED_ARGS = {
     "model": "model.path",
     "served-model-name": "model.served_name",
     "speculative-config": "speculative",
+    "spec-method": "speculative.method",
+    "spec-model": "speculative.draft",
+    "spec-tokens": "speculative.num_speculative_tokens",
+    "uds": "engine.host and engine.port",
 }
 
 # Far above any batch that is served; a capture size is rendered for each, so a slip would fill the memory.
@@ -103,9 +107,14 @@ class Engine(Section):
     @classmethod
     def _owned_elsewhere(cls, value: dict[str, ArgValue]) -> dict[str, ArgValue]:
         for name in value:
-            bare = name.lstrip("-").replace("_", "-")
-            if name != bare:
-                raise ValueError(f"write {name!r} as {bare!r}: no leading dashes, dashes between words")
+            flag, dot, key = name.lstrip("-").partition(".")
+            bare = flag.replace("_", "-")
+            if name != f"{bare}{dot}{key}":  # keys of a JSON flag keep their underscores
+                raise ValueError(
+                    f"write {name!r} as {f'{bare}{dot}{key}'!r}: no leading dashes, dashes between words"
+                )
+            if bare.startswith("no-") and bare.removeprefix("no-") in OWNED_ARGS:
+                bare = bare.removeprefix("no-")
             number = value[name]
             if bare == "max-num-seqs" and isinstance(number, int) and number > MOST_SEQUENCES:
                 raise ValueError(f"{bare}: {number} is no number of requests; the most is {MOST_SEQUENCES}")

@@ -8,15 +8,18 @@ its example, so that the text there is the text that a person will see.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dspark_deploy.preflight import RULES, Facts, Finding, check
 from dspark_deploy.preflight.aiter import Aiter
 from dspark_deploy.preflight.caches import Cache
 from dspark_deploy.preflight.checkpoint import Checkpoint
+from dspark_deploy.preflight.rules import Rule
+from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
 from tests.unit.facts import good_facts
 from tests.unit.profiles import TEXT, load
 
@@ -85,10 +88,15 @@ BASES: dict[str, tuple[str, Facts]] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`--set` arguments, and facts that differ from the base's."""
+    """`--set` arguments, facts that differ from the base's, and flags after `--`.
+
+    `task` is what forced acceptance is judged for; the preflight is about serving.
+    """
 
     sets: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    after: list[str] = field(default_factory=list)
+    task: Literal["serve", "accuracy"] = "serve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,17 @@ class Example:
 def change(*sets: str, **facts: Any) -> Change:
     """A change, in fewer letters."""
     return Change(list(sets), facts)
+
+
+def after(*flags: str, **facts: Any) -> Change:
+    """Flags after `--`."""
+    return Change(facts=facts, after=list(flags))
+
+
+def forced(length: float, k: int = 5, **settings: Any) -> Change:
+    """Forced acceptance by vLLM's own flag."""
+    config = {"num_speculative_tokens": k, "rejection_sample_method": "synthetic"}
+    return after("-sc", json.dumps(config | {"synthetic_acceptance_length": length} | settings))
 
 
 def with_architecture(name: str) -> Checkpoint:
@@ -382,6 +401,29 @@ EXAMPLES: dict[str, Example] = {
         change(ARGS + "pipeline-parallel-size=2"),
         change(ARGS + "pipeline-parallel-size=2", ARGS + "nnodes=2"),
     ),
+    "FLAG_UNREAD": Example(
+        "mi355x", after("--seed", "1", "--no-async-scheduling", "on"), after("--seed", "1")
+    ),
+    "FLAG_OWNED": Example(
+        "mi355x", after("--speculative_config.num_speculative_tokens", "7"), after("--seed", "7")
+    ),
+    "FLAG_OVERRIDDEN": Example("mi355x", after("--max-num-seqs", "32"), after("--max_num_seqs=64")),
+    "FLAG_REPEATED": Example(
+        "mi355x", after("--seed", "1", "--seed=2"), after("--seed", "1", "--max-num-seqs", "64")
+    ),
+    "FLAGS_IN_FILE": Example("mi355x", after("--config", "flags.yaml"), after("--config-format", "hf")),
+    "SYNTHETIC_IN_SERVING": Example("mi355x", forced(3.61), after("-sc", '{"num_speculative_tokens": 5}')),
+    "SYNTHETIC_UNREADABLE": Example("mi355x", forced(3.61, synthetic_acceptance_rates="all"), forced(3.61)),
+    "SYNTHETIC_WITH_ADAPTIVE": Example(
+        "mi355x", forced(3.61, enable_adaptive_verification=True), forced(3.61)
+    ),
+    "SYNTHETIC_AL_NOT_FOR_THIS_K": Example("mi355x", forced(3.61, k=7), forced(3.73, k=7)),
+    "SYNTHETIC_AL_OUT_OF_RANGE": Example("mi355x", forced(3.0, k=1), forced(1.84, k=1)),
+    "SYNTHETIC_IN_ACCURACY": Example(
+        "mi355x",
+        replace(forced(3.61), task="accuracy"),
+        replace(after("-sc", '{"num_speculative_tokens": 5}'), task="accuracy"),
+    ),
     "ENV_UNSET": Example("cpu", change(unset=["HF_TOKEN"]), change()),
     "PORT_IN_USE": Example("cpu", change(port_free=False), change()),
     "HOST_UNUSABLE": Example(
@@ -390,10 +432,16 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
+# What a measurement refuses, with findings of the preflight's.
+MEASURING = [Rule(("SYNTHETIC_IN_ACCURACY",), synthetic_faults)]  # type: ignore[arg-type]
+
+
 def findings(base: str, changed: Change, folder: Path) -> list[Finding]:
-    """What the preflight says about a base with a change."""
+    """What the preflight says about a base with a change; for accuracy, what a measurement says."""
+    if changed.task == "accuracy":
+        return synthetic_faults(config_of_flags(changed.after), changed.task)
     text, facts = BASES[base]
-    return check(load(folder, text, changed.sets), replace(facts, **changed.facts))
+    return check(load(folder, text, changed.sets), replace(facts, **changed.facts), changed.after)
 
 
 def page() -> str:
@@ -407,8 +455,8 @@ def page() -> str:
         "",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        for rule in RULES:
-            module = rule.function.__module__.rpartition(".")[2]
+        for rule in (*RULES, *MEASURING):
+            module = rule.function.__module__.partition("preflight.")[2].replace(".", "/")
             for code in rule.codes:
                 example = EXAMPLES[code]
                 said = next(f for f in findings(example.base, example.speaks, Path(folder)) if f.code == code)
@@ -417,7 +465,7 @@ def page() -> str:
                 lines += [
                     f"## {code}",
                     "",
-                    f"*{said.severity}*, `rules/{module}.py`. {why}{source}",
+                    f"*{said.severity}*, `{module}.py`. {why}{source}",
                     "",
                     f"> {said.message}",
                     ">",

@@ -36,6 +36,8 @@ IMPOSSIBLE = [
     "cudagraph-capture-sizes=[1.5]",
     "cudagraph-capture-sizes=[]",
     "cudagraph-capture-sizes=1 2 4",
+    "seed=--config",
+    "middleware=[some.module, --config]",
     "compilation-config=FULL",
     "compilation-config='{mode: 3}'",
 ]

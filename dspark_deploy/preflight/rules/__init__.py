@@ -12,6 +12,7 @@ from dspark_deploy.preflight.rules import (
     names,
     routes,
     speculation,
+    synthetic,
     values,
     verification,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "names",
     "routes",
     "speculation",
+    "synthetic",
     "values",
     "verification",
 ]

@@ -7,7 +7,7 @@ those. `check` runs them all, so that one run shows every fault. The modules bes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dspark_deploy.preflight.facts import Facts
@@ -42,9 +42,10 @@ def rule(*codes: str) -> Callable[[Function], Function]:
     return register
 
 
-def check(loaded: LoadedProfile, facts: Facts) -> list[Finding]:
-    """Every finding of every rule, errors first."""
-    findings = [finding for each in RULES for finding in each.function(loaded, facts)]
+def check(loaded: LoadedProfile, facts: Facts, flags: Sequence[str] = ()) -> list[Finding]:
+    """Every finding of every rule, errors first. `flags` are the command line's own, after `--`."""
+    launch = loaded.with_flags(flags)
+    findings = [finding for each in RULES for finding in each.function(launch, facts)]
     return sorted(findings, key=lambda finding: list(Severity).index(finding.severity))
 
 

@@ -26,7 +26,7 @@ def variable(loaded: LoadedProfile, facts: Facts, name: str) -> str | None:
 
 
 def arg(loaded: LoadedProfile, name: str) -> ArgValue:
-    """A flag of vLLM's in the profile, by its name without dashes; None where it is not there."""
+    """A flag of vLLM's, of the profile or after `--`, by its name without dashes; None where it is not."""
     return loaded.profile.engine.args.get(name)
 
 
@@ -36,8 +36,13 @@ def whole(loaded: LoadedProfile, name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def named_arg(loaded: LoadedProfile, name: str) -> str:
+    """A flag as the person wrote it: `engine.args.NAME`, or `--NAME` for one on the command line."""
+    return f"--{name}" if name in loaded.after.args else f"engine.args.{name}"
+
+
 def where_arg(loaded: LoadedProfile, name: str) -> str:
-    """file:line of a flag, or of the section where it is missing."""
+    """file:line of a flag, or of the section where it is missing; `after --` for one on the command line."""
     return loaded.where("engine", "args", name)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dspark_deploy.preflight.facts import API_KEY, Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule, warning
-from dspark_deploy.preflight.rules.context import arg, where_arg
+from dspark_deploy.preflight.rules.context import arg, named_arg, where_arg
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.redaction import is_secret, mask_credentials, mask_text
 
@@ -51,14 +51,14 @@ def flags_hold_no_secret(loaded: LoadedProfile, facts: Facts) -> Findings:
         if any(mask_credentials(text) != text for _, text in texts):
             yield error(
                 "PASSWORD_IN_COMMAND",
-                f"engine.args.{name} has a key, or a URL with a password, and `ps` shows it to everybody",
+                f"{named_arg(loaded, name)} has a key, or a URL with a password, which `ps` shows to all",
                 "leave it out here, and give it by a variable of engine.env",
                 where_arg(loaded, name),
             )
         elif any(is_secret(key) or mask_text(text) != text for key, text in texts):
             yield warning(
                 "SECRET_IN_COMMAND",
-                f"engine.args.{name} seems to hold a secret, and `ps` shows every flag",
+                f"{named_arg(loaded, name)} seems to hold a secret, and `ps` shows every flag",
                 "give it by a variable of engine.env, where the service reads one",
                 where_arg(loaded, name),
             )

@@ -1,6 +1,6 @@
 """Values of engine.args that no vLLM takes: found before a load of minutes, or before vLLM's own refusal.
 
-Not covered: flags after `--`, flags that are not named here, and whether a value that is possible is wise.
+Not covered: flags that are not named here, and whether a value that is possible is wise.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ from collections.abc import Iterator
 from dspark_deploy.plain_json import parse_json
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule
-from dspark_deploy.preflight.rules.context import arg, where_arg
+from dspark_deploy.preflight.rules.context import arg, named_arg, where_arg
 from dspark_deploy.profile import LoadedProfile
-from dspark_deploy.profile.schema import ArgValue
+from dspark_deploy.profile.flags import is_flag
+from dspark_deploy.profile.schema import MOST_SEQUENCES, ArgValue
+from dspark_deploy.redaction import redacted
 
 UTILISATION, SIZES, LENGTH = "gpu-memory-utilization", "cudagraph-capture-sizes", "max-model-len"
 TENSOR, PIPELINE, DATA = "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"
-WHOLE = ("max-num-seqs", TENSOR, PIPELINE, DATA, "block-size")
+SEQUENCES, BLOCK = "max-num-seqs", "block-size"
+WHOLE = (SEQUENCES, TENSOR, PIPELINE, DATA, BLOCK)
+BLOCK_REMEDY = (
+    "it is tokens in a block of the KV cache, as 16, 64 or 256; left out, the attention backend chooses. "
+    "The draft's block is another thing: speculative.num_speculative_tokens"
+)
 # vLLM reads these with a suffix: k, m, g and t are decimal and take a fraction, K, M, G and T are binary.
 READABLE = ("max-num-batched-tokens", LENGTH)
 _SUFFIXED = re.compile(r"\d+(?:\.\d+)?[kmgt]|\d+[KMGT]")
@@ -79,7 +86,14 @@ def _faults(args: dict[str, ArgValue]) -> Iterator[tuple[str, str, str]]:
     for name in (*WHOLE, *READABLE):
         if name in given and not (_readable(name, given[name]) if name in READABLE else _count(given[name])):
             suffix = ", and may end in k or K, m or M" if name in READABLE else ""
-            yield name, f"must be a whole number above 0{suffix}", f"write one, or leave {name} out"
+            remedy = BLOCK_REMEDY if name == BLOCK else f"write one, or leave {name} out"
+            yield name, f"must be a whole number above 0{suffix}", remedy
+    if (_count(given.get(SEQUENCES)) or 0) > MOST_SEQUENCES:
+        yield (
+            SEQUENCES,
+            f"must be {MOST_SEQUENCES} at most",
+            "write the number of requests of the largest batch",
+        )
     if SIZES in given:
         sizes = given[SIZES]
         if not all(map(_count, sizes if isinstance(sizes, list) else [sizes])) or sizes == []:
@@ -88,6 +102,14 @@ def _faults(args: dict[str, ArgValue]) -> Iterator[tuple[str, str, str]]:
         value = given.get(name)
         if isinstance(value, str) and not _is_json(value):
             yield name, "is a text, and no JSON", "write it as YAML: {name: value}"
+    for name, value in given.items():
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and is_flag(text) for text in texts):
+            yield (
+                name,
+                "begins with a dash, which vLLM reads as another flag",
+                "give that flag by its own name",
+            )
 
 
 @rule("VALUE_IMPOSSIBLE")
@@ -96,15 +118,18 @@ def values_are_possible(loaded: LoadedProfile, facts: Facts) -> Findings:
     args = loaded.profile.engine.args
     for name, says, remedy in _faults(args):
         # A value of JSON may hold a secret, so it is not repeated.
-        found = "" if name in JSON_FLAGS else f", and is {args[name]!r}"
-        yield error("VALUE_IMPOSSIBLE", f"engine.args.{name} {says}{found}", remedy, where_arg(loaded, name))
-    for name in args:
-        positive = name.removeprefix("no-")
-        if positive != name and args[name] is not None and args.get(positive) is not None:
+        found = "" if name in JSON_FLAGS else f", and is {redacted(args[name])!r}"
+        said = f"{named_arg(loaded, name)} {says}{found}"
+        yield error("VALUE_IMPOSSIBLE", said, remedy, where_arg(loaded, name))
+    own = loaded.own_args
+    for name in own:
+        # Of a flag and its opposite vLLM takes the last; a key behind a dot takes the whole flag's place.
+        other = name.partition(".")[0].removeprefix("no-")
+        if other != name and own[name] is not None and own.get(other) is not None:
             yield error(
                 "VALUE_IMPOSSIBLE",
-                f"engine.args has both {positive} and {name}, of which vLLM takes the last",
-                f"leave {name} out, and write {positive}: true or false",
+                f"engine.args has both {other} and {name}, of which vLLM takes one",
+                f"leave {name} out, and write {other} alone",
                 where_arg(loaded, name),
             )
 
