@@ -12,8 +12,13 @@ import ast
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 OPS = "ops/mhc.py"
+Least = Annotated[int, Field(ge=0)]
+Most = Annotated[int, Field(ge=-1)]
 DELAYED = "ops/triton/fusions/mhc_fused_post_pre_delayed_rmsnorm.py"
 
 
@@ -26,8 +31,8 @@ class Aiter:
     why AITER could not be read.
     """
 
-    functions: dict[str, list[int]] = field(default_factory=dict)
-    calls: dict[str, list[int]] = field(default_factory=dict)
+    functions: dict[str, tuple[Least, Most]] = field(default_factory=dict)
+    calls: dict[str, list[Least]] = field(default_factory=dict)
     needs_delayed: bool = False
     has_delayed: bool = False
     problem: str = ""
@@ -38,11 +43,6 @@ class Aiter:
         for name, counts in sorted(self.calls.items()):
             if name not in self.functions:
                 found.append(f"vLLM calls aiter.ops.mhc.{name}, which this AITER has not")
-                continue
-            if len(self.functions[name]) != 2:
-                found.append(
-                    f"facts: aiter.functions.{name} is [least, most] arguments, not {self.functions[name]}"
-                )
                 continue
             least, most = self.functions[name]
             for count in counts:
@@ -74,14 +74,14 @@ def _package(name: str) -> Path | None:
     return Path(folders[0]) if folders else None
 
 
-def defined_functions(source: str) -> dict[str, list[int]]:
+def defined_functions(source: str) -> dict[str, tuple[int, int]]:
     """Functions at the top of a module: the least and the most positional arguments that each takes."""
     found = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef):
             positional = len(node.args.posonlyargs) + len(node.args.args)
             least = positional - len(node.args.defaults)
-            found[node.name] = [least, -1 if node.args.vararg else positional]
+            found[node.name] = (least, -1 if node.args.vararg else positional)
     return found
 
 

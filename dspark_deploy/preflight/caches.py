@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import psutil
+from pydantic import Field
 
 NETWORK = {
     "nfs",
@@ -35,7 +37,7 @@ class Cache:
 
     variable: str
     path: str
-    free_gib: float
+    free_gib: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     network: str = ""
     stale_locks: list[str] = field(default_factory=list)
 

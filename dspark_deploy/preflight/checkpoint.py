@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
@@ -12,6 +15,8 @@ from dspark_deploy.tiny import checkpoint as builtin
 
 BUILTIN = "builtin:"
 HEADER_LIMIT = 100_000_000  # the format's own
+# Configuration, tokenizer, index and templates; weights; code.
+READ = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".py"}
 HOME_HINT = " (~ is not expanded in a profile; write the whole path)"
 
 
@@ -27,8 +32,8 @@ class Checkpoint:
     folder: str = ""
     problem: str = ""
     config: dict[str, Any] = field(default_factory=dict)
-    weight_bytes: int = 0
-    draft_tensors: int = 0
+    weight_bytes: Annotated[int, Field(ge=0)] = 0
+    draft_tensors: Annotated[int, Field(ge=0)] = 0
 
     @property
     def trained_block(self) -> int | None:
@@ -58,7 +63,15 @@ def read_checkpoint(name: str) -> Checkpoint:
         looks_like_path = name.startswith(("/", "./", "../", "~")) or name.count("/") != 1
         hint = HOME_HINT if name.startswith("~") else ""
         return Checkpoint(name, problem=f"there is no folder {name}{hint}" if looks_like_path else "")
+    stray = _stray(folder)
+    if stray is not None:
+        where_to = f"{stray} is a link to {os.path.realpath(stray)}, outside its folder"
+        return Checkpoint(
+            name, str(folder), f"{where_to}; put the file itself there, or give the folder that has it"
+        )
     config_file = folder / "config.json"
+    if config_file.exists() and not config_file.is_file():
+        return Checkpoint(name, str(folder), f"{config_file} is no regular file")
     try:
         config = parse_json(config_file.read_text())
     except FileNotFoundError:
@@ -97,20 +110,22 @@ def _tensor_names(folder: Path) -> list[str] | str:
                 return f"{index} names {shard!r}, which is outside its folder"
             if not (folder / shard).is_file():
                 return f"{folder} lacks {shard}, which its index names: was the download cut off?"
-    stray = next((path for path in sorted(folder.glob("*.safetensors")) if _leads_out(path)), None)
-    if stray is not None:
-        return (
-            f"{stray} is a link to {stray.resolve()}, outside its folder; put the file itself there, or give "
-            f"the folder that has it"
-        )
     if index.is_file():
         return list(shards)
     return [name for path in folder.glob("*.safetensors") for name in _header(path)]
 
 
+def _stray(folder: Path) -> Path | None:
+    """A file that an engine reads, and that is a link out of the checkpoint."""
+    return next(
+        (path for path in sorted(folder.glob("*")) if path.suffix in READ and _leads_out(path)),
+        None,
+    )
+
+
 def _leads_out(path: Path) -> bool:
     """Whether a file of a checkpoint is a link out of its folder; the hub's cache links to its own blobs."""
-    folder, real = path.parent.resolve(), path.resolve()
+    folder, real = path.parent.resolve(), Path(os.path.realpath(path))  # which stands a circle of links
     allowed = [folder]
     if folder.parent.name == "snapshots":
         allowed.append(folder.parent.parent / "blobs")

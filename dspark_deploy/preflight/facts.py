@@ -18,9 +18,10 @@ import sys
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from packaging.version import InvalidVersion, Version
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dspark_deploy.errors import InputError
 from dspark_deploy.plain_json import parse_json
@@ -28,9 +29,9 @@ from dspark_deploy.preflight.aiter import Aiter, read_aiter
 from dspark_deploy.preflight.caches import Cache, probe_caches
 from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
 from dspark_deploy.preflight.gpus import probe_gpus
-from dspark_deploy.preflight.vllm_build import features, flags, variables, vllm_folder
+from dspark_deploy.preflight.vllm_build import PROBES, features, flags, variables, vllm_folder
 from dspark_deploy.profile import Profile
-from dspark_deploy.validation import fault_lines
+from dspark_deploy.validation import fault_lines, unknown_key
 
 DISTRIBUTIONS = (
     "vllm",
@@ -52,6 +53,9 @@ VARIABLES = (
 )
 API_KEY = "VLLM_API_KEY"
 PARTS: dict[str, type[Any]] = {"model": Checkpoint, "draft": Checkpoint, "aiter": Aiter}
+
+# Parts that are mappings, with the names that a probe can find.
+NAMES = {"versions": DISTRIBUTIONS, "features": tuple(PROBES), "environment": VARIABLES}
 
 MAX_FACTS = 10_000_000  # bytes
 
@@ -77,8 +81,8 @@ class Facts:
     gpu_platform: str = ""
     gpus: list[str] = field(default_factory=list)
     gpu_names: list[str] = field(default_factory=list)
-    gpu_memory_gib: list[float] = field(default_factory=list)
-    wavefront: int | None = None
+    gpu_memory_gib: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = field(default_factory=list)
+    wavefront: Annotated[int, Field(gt=0)] | None = None
     rocm: str = ""
     features: dict[str, bool] = field(default_factory=dict)
     vllm_flags: list[str] = field(default_factory=list)
@@ -129,7 +133,7 @@ class Facts:
         if not isinstance(data, dict):
             raise InputError(f"{path}: not a file of facts: `dspark-serve --facts-only` prints an object")
         faults = [f"{name}: is required and missing" for name in ("python", "versions") if name not in data]
-        faults += _unknown_keys(data)
+        faults += _unknown_keys(data) + _unreadable_versions(data.get("versions"))
         if faults:
             raise InputError([f"{path}: {fault}" for fault in faults])
         try:
@@ -145,14 +149,28 @@ def _unknown_keys(data: dict[str, Any]) -> list[str]:
     caches = data.get("caches")
     if isinstance(caches, list):
         parts += [(f"caches.{i}.", each, Cache) for i, each in enumerate(caches)]
+    named = [(name, part, [f.name for f in fields(kind)]) for name, part, kind in parts]
+    named += [(f"{name}.", data.get(name), list(known)) for name, known in NAMES.items()]
     return [
-        f"{name}{key}: unknown key; known: {', '.join(sorted(known))}"
-        for name, part, kind in parts
+        f"{name}{key}: {unknown_key(key, known)}"
+        for name, part, known in named
         if isinstance(part, dict)
-        for known in [{f.name for f in fields(kind)}]
         for key in part
         if key not in known
     ]
+
+
+def _unreadable_versions(versions: object) -> list[str]:
+    """Versions that no comparison could be made with; a rule would pass over them without a word."""
+    faults = []
+    for name, text in versions.items() if isinstance(versions, dict) else ():
+        try:
+            Version(str(text))
+        except InvalidVersion:
+            faults.append(
+                f"versions.{name}: {text!r} is no version; write one as 0.33.0 or 0.33.1.dev5+rocm720"
+            )
+    return faults
 
 
 def probe(profile: Profile) -> Facts:

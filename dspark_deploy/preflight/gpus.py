@@ -54,7 +54,7 @@ def _amd(nodes: Path, version: Path) -> Gpus:
         "rocm",
         architectures,
         names if len(names) == len(architectures) else [],  # some are hidden from one of the two
-        memory,
+        memory if all(memory) else [],  # a container can hide them, which is not knowing
         max(wavefronts),
         rocm,
     )

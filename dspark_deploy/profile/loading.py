@@ -7,7 +7,6 @@ A name without a folder that is no file here is looked up among the profiles shi
 from __future__ import annotations
 
 import copy
-import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from dspark_deploy.profile.document import Document, Path_, Place, dotted, parse
 from dspark_deploy.profile.flags import Flags, as_vllm_reads, parse_flags
 from dspark_deploy.profile.schema import Profile
 from dspark_deploy.redaction import is_secret, redacted
+from dspark_deploy.validation import unknown_key
 
 log = logging.getLogger(__name__)
 SETTING = re.compile(r"[\w.\-\[\]]*")
@@ -217,11 +217,7 @@ def _explain(fault: Any, path: tuple[str | int, ...]) -> str:
     if kind == "missing":
         return "is required and missing"
     if kind == "extra_forbidden":
-        known = _keys(path[:-1])
-        close = difflib.get_close_matches(str(path[-1]), known, n=1)
-        return (
-            f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known: {', '.join(known)}"
-        )
+        return unknown_key(str(path[-1]), _keys(path[:-1]))
     if kind == "union_tag_not_found":
         return f"{fault['ctx']['discriminator']} is required and missing, got {_shown(fault['input'])}"
     message = message.removeprefix("Value error, ")

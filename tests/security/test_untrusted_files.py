@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,27 @@ def test_a_link_cannot_leave_the_folder(tmp_path: Path) -> None:
     assert read_checkpoint(str(folder)).problem == ""
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors.index.json", "modeling.py"]
+)
+def test_no_file_that_is_read_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    folder = checkpoint(tmp_path / "model", "own.safetensors")
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"password": "s3cret"}')
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    found = read_checkpoint(str(folder))
+    assert f"{name} is a link" in found.problem and "outside its folder" in found.problem
+    assert found.config == {}, "nothing of it is read"
+    (folder / name).unlink()
+    (folder / name).symlink_to(name)
+    circle = read_checkpoint(str(folder)).problem
+    assert circle == "" or str(folder) in circle
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert read_checkpoint(str(folder)).folder == str(folder), "a pipe is not waited for"
+
+
 def test_the_hubs_cache_links_to_its_own_blobs(tmp_path: Path) -> None:
     """A snapshot in the hub's cache is made of links to blobs beside it: those, and no others."""
     repository = tmp_path / "models--org--name"
@@ -87,6 +109,9 @@ def test_the_hubs_cache_links_to_its_own_blobs(tmp_path: Path) -> None:
     (repository / "blobs").mkdir()
     (repository / "blobs" / "f00").write_bytes(SHARD)
     (folder / "link.safetensors").symlink_to("../../blobs/f00")
+    for name in ("config.json", "model.safetensors.index.json"):
+        (folder / name).rename(repository / "blobs" / name)
+        (folder / name).symlink_to(f"../../blobs/{name}")
     assert read_checkpoint(str(folder)).problem == ""
     (folder / "link.safetensors").unlink()
     (tmp_path / "f00").write_bytes(SHARD)

@@ -45,7 +45,7 @@ FEATURES = {
     "breakable_cudagraph": True,
 }
 AITER = Aiter(
-    {"mhc_pre_gemm_sqrsum": [4, 5]}, {"mhc_pre_gemm_sqrsum": [5]}, needs_delayed=True, has_delayed=True
+    {"mhc_pre_gemm_sqrsum": (4, 5)}, {"mhc_pre_gemm_sqrsum": [5]}, needs_delayed=True, has_delayed=True
 )
 LOCAL = Cache("AITER_JIT_DIR", "/root/.aiter/jit", 100.0)
 GPU_TEXT = """\
@@ -304,7 +304,7 @@ EXAMPLES: dict[str, Example] = {
     "AITER_SIGNATURE": Example(
         "mi355x",
         change(aiter=replace(AITER, calls={"mhc_pre_gemm_sqrsum": [6]})),
-        change(aiter=replace(AITER, functions={"mhc_pre_gemm_sqrsum": [4, -1]})),
+        change(aiter=replace(AITER, functions={"mhc_pre_gemm_sqrsum": (4, -1)})),
     ),
     "AITER_HIDDEN_SIZE": Example(
         "mi355x",
@@ -331,8 +331,13 @@ EXAMPLES: dict[str, Example] = {
     ),
     "VISIBLE_DEVICES_CONTRADICT": Example(
         "mi355x",
-        change(environment={"HIP_VISIBLE_DEVICES": "4,5", "ROCR_VISIBLE_DEVICES": "4,5"}),
-        change(environment={"HIP_VISIBLE_DEVICES": "4,5"}),
+        change(environment={"HIP_VISIBLE_DEVICES": "4,5,6,7", "ROCR_VISIBLE_DEVICES": "4,5,6,7"}),
+        change(environment={"HIP_VISIBLE_DEVICES": "4,5,6,7"}),
+    ),
+    "VISIBLE_DEVICES_TOO_FEW": Example(
+        "mi355x",
+        change("engine.env.HIP_VISIBLE_DEVICES='0-3'"),
+        change("engine.env.HIP_VISIBLE_DEVICES='0,1,2,3'"),
     ),
     "RETENTION_INTERVAL": Example(
         "mi355x", change("engine.env.VLLM_PREFIX_CACHE_RETENTION_INTERVAL='64'"), change()

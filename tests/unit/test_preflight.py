@@ -19,7 +19,7 @@ from dspark_deploy.preflight.aiter import defined_functions, positional_calls, r
 from dspark_deploy.preflight.checkpoint import read_checkpoint
 from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
 from tests.unit.facts import good_facts
-from tests.unit.findings import AITER, MI355X
+from tests.unit.findings import AITER, BASES, MI355X
 from tests.unit.profiles import TEXT, load
 
 
@@ -89,6 +89,51 @@ def test_bad_facts_are_refused(tmp_path: Path, text: str) -> None:
         Facts.from_file(path)
 
 
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (
+            '"features": {"adaptive_verificaton": true}',
+            "features.adaptive_verificaton: .*'adaptive_verification'",
+        ),
+        ('"environment": {"VLLM_PLUGIN": "x"}', "environment.VLLM_PLUGIN: .*'VLLM_PLUGINS'"),
+        ('"gpus_names": []', "gpus_names: .*'gpu_names'"),
+        ('"caches": [{"variable": "X", "path": "/", "fre_gib": 1}]', "caches.0.fre_gib: .*'free_gib'"),
+        ('"aiter": {"function": {}}', "aiter.function: .*'functions'"),
+        ('"aiter": {"functions": {"f": [1]}}', "aiter.functions.f"),
+        ('"aiter": {"functions": {"f": [1, 2, 3]}}', "aiter.functions.f"),
+        ('"aiter": {"calls": {"f": [-1]}}', "aiter.calls.f"),
+        ('"gpu_memory_gib": [NaN]', "gpu_memory_gib.0"),
+        ('"gpu_memory_gib": [288, Infinity]', "gpu_memory_gib.1"),
+        ('"gpu_memory_gib": [-1]', "gpu_memory_gib.0"),
+        ('"wavefront": -64', "wavefront"),
+        ('"caches": [{"variable": "X", "path": "/", "free_gib": NaN}]', "caches.0.free_gib"),
+        ('"caches": [{"variable": "X", "path": "/", "free_gib": -1}]', "caches.0.free_gib"),
+        ('"model": {"name": "x", "weight_bytes": -1}', "model.weight_bytes"),
+        ('"draft": {"name": "x", "draft_tensors": -1}', "draft.draft_tensors"),
+    ],
+)
+def test_a_slip_in_facts_is_named(tmp_path: Path, part: str, says: str) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(f'{{"python": "3", "versions": {{}}, {part}}}')
+    with pytest.raises(InputError, match=says):
+        Facts.from_file(path)
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        ({"vllm": "abc"}, r"versions\.vllm: 'abc' is no version"),
+        ({"vlm": "0.33.0"}, r"versions\.vlm: .*'vllm'"),
+    ],
+)
+def test_versions_in_facts_are_versions(tmp_path: Path, versions: dict[str, str], says: str) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps({"python": "3", "versions": versions}))
+    with pytest.raises(InputError, match=says):
+        Facts.from_file(path)
+
+
 def test_checkpoints_on_disk(tmp_path: Path) -> None:
     assert "no folder" in read_checkpoint(str(tmp_path / "gone")).problem
     assert read_checkpoint("deepseek-ai/DeepSeek-V4.1-Flash").problem == ""
@@ -138,7 +183,7 @@ def test_preflight_imports_neither_torch_nor_vllm() -> None:
 
 def test_aiter_and_its_caller_are_parsed() -> None:
     functions = defined_functions("def f(a, b, c=1): ...\ndef g(*a): ...\nclass X: ...\n")
-    assert functions == {"f": [2, 3], "g": [0, -1]}
+    assert functions == {"f": (2, 3), "g": (0, -1)}
     source = (
         "def one():\n from aiter.ops.mhc import f\n f(1, 2, c=3)\n f(*x)\n"
         "def two():\n f(1)\n"
@@ -193,6 +238,27 @@ def test_every_spelling_of_every_interface_asks_for_a_key(tmp_path: Path, host: 
     for own in ("127.0.0.1", "10.0.0.1", "localhost"):
         alone = check(load(tmp_path, TEXT, [f"engine.host={own}"]), good_facts())
         assert "OPEN_WITHOUT_KEY" not in [each.code for each in alone]
+
+
+@pytest.mark.parametrize(
+    ("value", "platform", "few"),
+    [
+        ("HIP_VISIBLE_DEVICES='0,1,2'", "rocm", True),
+        ("HIP_VISIBLE_DEVICES='0,1,-1,2,3'", "rocm", True),
+        ("ROCR_VISIBLE_DEVICES='0,1,2,2'", "rocm", True),
+        ("CUDA_VISIBLE_DEVICES='0'", "rocm", True),
+        ("CUDA_VISIBLE_DEVICES='GPU-a, GPU-b, GPU-c'", "cuda", True),
+        ("CUDA_VISIBLE_DEVICES='GPU-a, GPU-b, GPU-c, GPU-d'", "cuda", False),
+        ("CUDA_VISIBLE_DEVICES='0,1,2,3,-1'", "cuda", False),
+        ("HIP_VISIBLE_DEVICES='0'", "cuda", False),
+        ("HIP_VISIBLE_DEVICES='${GPUS}'", "rocm", False),
+        ("HIP_VISIBLE_DEVICES=''", "rocm", False),
+    ],
+)
+def test_visible_gpus_are_counted(tmp_path: Path, value: str, platform: str, few: bool) -> None:
+    text, facts = BASES["mi355x"]
+    loaded = load(tmp_path, text, [f"engine.env.{value}", f"hardware={{platform: {platform}, gpus: 4}}"])
+    assert ("VISIBLE_DEVICES_TOO_FEW" in [each.code for each in check(loaded, facts)]) is few
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule, warning
 from dspark_deploy.preflight.rules.context import DEEPSEEK_V4, family, variable, where_env
 from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.profile.schema import REFERENCE
 
-HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+HIP, ROCR, CUDA = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+VISIBLE = {"rocm": (HIP, ROCR, CUDA), "cuda": (CUDA,)}  # HIP reads CUDA's variable too
 RETENTION = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
 DISK_FLOOR_GIB = 5.0
 # (pattern of an image's name, what happens there, source)
@@ -47,6 +49,33 @@ def visible_devices_agree(loaded: LoadedProfile, facts: Facts) -> Findings:
             f"{HIP}={hip} counts within the GPUs that {ROCR}={rocr} leaves visible",
             f"set one of them; {HIP} is what vLLM reads",
             where_env(loaded, HIP),
+        )
+
+
+def _visible(text: str) -> int:
+    """How many GPUs such a list names: by number or UUID, each once, up to the first below zero."""
+    names: dict[str, None] = {}
+    for name in map(str.strip, text.split(",")):
+        if not name or name.startswith("-"):
+            break
+        names[name] = None
+    return len(names)
+
+
+@rule("VISIBLE_DEVICES_TOO_FEW")
+def visible_devices_suffice(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """A list of visible GPUs that is shorter than the profile's number ends in a worker without a GPU."""
+    hardware = loaded.profile.hardware
+    for name in VISIBLE.get(hardware.platform, ()):
+        value = variable(loaded, facts, name)
+        # Empty is unset for AMD's runtimes; what only refers to a variable is not known here.
+        if not value or REFERENCE.search(value) or _visible(value) >= hardware.gpus:
+            continue
+        yield error(
+            "VISIBLE_DEVICES_TOO_FEW",
+            f"{name}={value} leaves {_visible(value)} GPU(s) visible, and hardware.gpus is {hardware.gpus}",
+            "name as many, by comma (0,1,2,3: no ranges, and what follows -1 is not read), or leave it out",
+            where_env(loaded, name),
         )
 
 
