@@ -104,3 +104,15 @@ def redacted(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [redacted(inner) for inner in value]
     return mask_text(value) if isinstance(value, str) else value
+
+
+def masked(value: Any) -> Any:
+    """Plain values with what looks like a secret replaced in every text, whatever its key is called.
+
+    For documents whose keys are known to name no secret: `bos_token_id`, `api_key_set`.
+    """
+    if isinstance(value, Mapping):
+        return {key: masked(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(inner) for inner in value]
+    return mask_text(value) if isinstance(value, str) else value

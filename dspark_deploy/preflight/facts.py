@@ -31,6 +31,7 @@ from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
 from dspark_deploy.preflight.gpus import probe_gpus
 from dspark_deploy.preflight.vllm_build import PROBES, features, flags, variables, vllm_folder
 from dspark_deploy.profile import Profile
+from dspark_deploy.redaction import masked
 from dspark_deploy.validation import fault_lines, unknown_key
 
 DISTRIBUTIONS = (
@@ -113,8 +114,9 @@ class Facts:
         return self.features.get(feature, False)
 
     def as_json(self) -> dict[str, Any]:
-        """The facts as plain JSON values, which `from_file` reads back."""
-        return asdict(self)
+        """The facts as plain JSON values without secrets, which `from_file` reads back."""
+        shown: dict[str, Any] = masked(asdict(self))
+        return shown
 
     @classmethod
     def from_file(cls, path: Path) -> Facts:

@@ -16,10 +16,10 @@ from dspark_deploy.errors import FileError, InputError
 from dspark_deploy.launch.rundir import write_atomically
 from dspark_deploy.preflight import Facts, Severity, check, probe
 from dspark_deploy.preflight.aiter import defined_functions, positional_calls, read_aiter
-from dspark_deploy.preflight.checkpoint import read_checkpoint
+from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
 from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
 from tests.unit.facts import good_facts
-from tests.unit.findings import AITER, BASES, MI355X
+from tests.unit.findings import AITER, BASES, LOCAL, MI355X
 from tests.unit.profiles import TEXT, load
 
 
@@ -56,6 +56,25 @@ def test_probe_names_unset_references_and_keeps_no_value(
     facts = probe(load(tmp_path, sets=sets).profile)
     assert facts.unset == ["OTHER_TOKEN"]
     assert "s3cret" not in json.dumps(facts.as_json())
+
+
+def test_facts_are_shown_without_secrets_and_read_back(tmp_path: Path) -> None:
+    secret = "https://someone:s3cret@cache.example/aiter"
+    config = {"bos_token_id": 1, "auth": secret}
+    known = good_facts(
+        environment={"AITER_JIT_DIR": secret},
+        caches=[replace(LOCAL, path=secret, free_gib=1.0)],
+        model=Checkpoint("/models/target", "/models/target", config=config),
+        api_key_set=True,
+    )
+    text = json.dumps(known.as_json())
+    assert "s3cret" not in text
+    (tmp_path / "facts.json").write_text(text)
+    read = Facts.from_file(tmp_path / "facts.json")
+    assert read.api_key_set and read.model is not None and read.model.config["bos_token_id"] == 1
+    gpu_text, facts = BASES["mi355x"]
+    said = check(load(tmp_path, gpu_text), replace(facts, caches=known.caches))
+    assert [each.code for each in said] == ["DISK_LOW"] and "s3cret" not in str(said)
 
 
 def test_facts_survive_a_file(tmp_path: Path) -> None:

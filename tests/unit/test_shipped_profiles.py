@@ -104,6 +104,29 @@ def test_an_expected_range_names_its_source_and_a_workload_that_can_be_measured(
         assert expected.workload in known
 
 
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_range_is_not_inherited_from_another_gpu(name: str) -> None:
+    """`extends` takes settings over, and what was measured with them on another GPU as well."""
+    file = load_profile(FOLDER / name).where("expect").partition(":")[0]
+    assert file.partition("-")[0].removesuffix(".yaml") == name.partition("-")[0].removesuffix(".yaml")
+
+
+def test_the_text_profile_is_the_recipe_with_what_the_benchmark_added() -> None:
+    text, recipe = (load_profile(FOLDER / f"mi355x-v41-flash{end}.yaml").profile for end in ("-text", ""))
+    added = {
+        "language-model-only": True,
+        "max-model-len": 1048576,
+        "max-num-seqs": 128,
+        "max-num-batched-tokens": 16384,
+        "max-cudagraph-capture-size": 1024,
+        "disable-uvicorn-access-log": True,
+    }
+    assert text.engine.args == recipe.engine.args | added
+    frontend = {"OMP_NUM_THREADS": "1", "VLLM_USE_RUST_FRONTEND": "1"}
+    assert text.engine.env == recipe.engine.env | frontend
+    assert text.speculative == recipe.speculative
+
+
 def test_the_upstream_variant_is_the_recipe_with_tilelang_and_a_gate() -> None:
     variant, recipe = (
         load_profile(FOLDER / f"mi355x-v41-flash{end}.yaml").profile for end in ("-tilelang", "")

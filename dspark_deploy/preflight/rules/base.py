@@ -8,11 +8,12 @@ those. `check` runs them all, so that one run shows every fault. The modules bes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.findings import Finding, Severity
 from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.redaction import mask_credentials
 
 Findings = Iterator[Finding]
 Function = Callable[[LoadedProfile, Facts], Findings]
@@ -45,8 +46,15 @@ def rule(*codes: str) -> Callable[[Function], Function]:
 def check(loaded: LoadedProfile, facts: Facts, flags: Sequence[str] = ()) -> list[Finding]:
     """Every finding of every rule, errors first. `flags` are the command line's own, after `--`."""
     launch = loaded.with_flags(flags)
-    findings = [finding for each in RULES for finding in each.function(launch, facts)]
+    findings = [_shown(finding) for each in RULES for finding in each.function(launch, facts)]
     return sorted(findings, key=lambda finding: list(Severity).index(finding.severity))
+
+
+def _shown(finding: Finding) -> Finding:
+    """A finding quotes what it is about, which can be a path or a variable with a URL's password."""
+    return replace(
+        finding, message=mask_credentials(finding.message), remedy=mask_credentials(finding.remedy)
+    )
 
 
 def error(code: str, message: str, remedy: str, where: str = "", source: str = "") -> Finding:
