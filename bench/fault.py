@@ -2,11 +2,13 @@
 
     python -m bench.fault --out bench/results/fault.json       # as `make demo-fault`, and kept
 
-A kernel that sums a norm over half of the wavefront gives a layer input that is sqrt(2) too large, behind
-the norm. On a CPU vLLM calls the norm by itself, which would take the factor away again; so the CPU's layer
-is made here as a GPU's is, with the norm folded into `MHCPreOp`, and the factor behind it. Healthy, in target
-and draft, in the draft alone: each is an engine of its own, which answers the same questions greedily with
-DSpark at k = 5. Each faulty engine is then started again as an operator starts it, with `mhc.gate: refuse`.
+A kernel that sums a norm over half of the wavefront gives a layer input that is sqrt(2) too large, behind the
+norm. `bench.planted` puts that factor nowhere, into target and draft, or into one of them. Each engine is
+served from `cpu-v4.yaml` and asked the same questions greedily; its answers go to `dspark-tune accuracy-gate`
+against the healthy ones, and `dspark-serve` starts each again with `mhc.gate: refuse`, as an operator would.
+
+What the documents claim is compared with what was seen: exit code 0 where all of it holds, 1 with a line for
+each claim that does not, 2 for input that can't be used, 130 when stopped.
 
 A demonstration on the CPU engine: the factor is planted, not computed by a kernel. What computes it is shown
 under emulation in `docs/wave64.md`. Not covered: faults that grow with depth; real DeepSeek-V4 has 43 layers.
@@ -17,247 +19,250 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
+from bench.planted import planted
+from dspark_deploy.console import interrupts
+from dspark_deploy.errors import DSparkError, InputError, MeasurementError, NumericsRefused
+from dspark_deploy.launch import numerics
+from dspark_deploy.launch.command import served_name
+from dspark_deploy.launch.engine import Engine
+from dspark_deploy.launch.log import meaningful_lines
+from dspark_deploy.launch.rundir import RunDirectory, write_atomically
+from dspark_deploy.launch.supervised import Supervised
+from dspark_deploy.preflight import probe
+from dspark_deploy.profile import LoadedProfile, load_profile
+from tuning.acceptance import acceptance_between
+from tuning.accuracy import AccuracyRun, greedy, run_accuracy
+from tuning.endpoint import Endpoint
+from tuning.machine import describe_machine
+from tuning.workload import TinyArithmetic
+
 ROOT = Path(__file__).resolve().parent.parent
-CHECKPOINT = ROOT / "dspark_deploy" / "tiny" / "weights" / "tiny-v4"
-K, MARGIN, FACTOR = 5, 0.02, 2**0.5
-CASES = {"healthy": "nowhere", "target and draft": "both", "draft alone": "draft"}
-CASE_SECONDS = 240
+PROFILE, MARGIN, TOKENS, CONCURRENCY = "cpu-v4.yaml", 0.01, 96, 32
+SETS = ["engine.port=0", f"engine.args.max-num-seqs={CONCURRENCY}"]
+HEALTHY, WRONG_RATIO, NEAR = "none", 2**0.5, 0.01
+COMMAND_SECONDS, POLL_S = 300, 0.2
 
 
-def plant(where: str, target_layers: int) -> None:
-    """Fold the norms of vLLM's CPU layers into `MHCPreOp`, with the factor in them `where` it is to be.
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One engine, and what the documents claim of it. `length_within`: of the healthy acceptance length."""
 
-    `where` is `nowhere`, `both` or `draft`. Must precede the construction of the model.
-    """
-    from vllm.model_executor.layers import mhc
-    from vllm.model_executor.layers.layernorm import RMSNorm
-    from vllm.model_executor.models.utils import extract_layer_index
-    from vllm.models.deepseek_v4.cpu import model
-    from vllm.plugins import load_general_plugins
-
-    load_general_plugins()  # the plugin's own patches of these operators come first
-
-    class Folded(RMSNorm):
-        """Holds the norm's weight; the operator before it has applied it."""
-
-        def forward(self, x: Any) -> Any:
-            return x
-
-    layer = model.DeepseekV4DecoderLayer
-    construct = layer.__init__
-
-    def __init__(self: Any, vllm_config: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        construct(self, vllm_config, prefix, *args, **kwargs)
-        in_draft = extract_layer_index(prefix) >= target_layers
-        self.fuse_mhc_rmsnorm = True
-        factor = FACTOR if where == "both" or (where == "draft" and in_draft) else 1.0
-        self.mhc_pre.factor = self.mhc_fused_post_pre.factor = factor
-        for norm in (self.attn_norm, self.ffn_norm):
-            norm.__class__ = Folded
-
-    def hc_pre(self: Any, x: Any, hc_fn: Any, hc_scale: Any, hc_base: Any) -> tuple[Any, Any, Any]:
-        norm = self.attn_norm if hc_fn is self.hc_attn_fn else self.ffn_norm
-        post, comb, layer_input = self.mhc_pre(
-            residual=x,
-            fn=hc_fn,
-            hc_scale=hc_scale,
-            hc_base=hc_base,
-            rms_eps=self.rms_norm_eps,
-            hc_pre_eps=self.hc_eps,
-            hc_sinkhorn_eps=self.hc_eps,
-            hc_post_mult_value=self.hc_post_alpha,
-            sinkhorn_repeat=self.hc_sinkhorn_iters,
-            norm_weight=norm.weight,
-            norm_eps=self.rms_norm_eps,
-        )
-        return layer_input, post, comb
-
-    layer.__init__, layer.hc_pre = __init__, hc_pre
-    for operator in (mhc.MHCPreOp, mhc.MHCFusedPostPreOp):
-        operator.forward_cpu = _with_norm(operator.forward_native)
+    name: str
+    where: str
+    accuracy_gate: str
+    length_within: float
 
 
-def _with_norm(native: Any) -> Any:
-    """vLLM's torch operator, whose last output is the layer input, with norm and factor folded in."""
-
-    def forward(self: Any, *args: Any, norm_weight: Any = None, norm_eps: float = 0.0, **named: Any) -> Any:
-        import torch
-
-        *mixes, layer_input = native(self, *args, **named)
-        if norm_weight is not None:
-            wide = layer_input.float()
-            normed = torch.nn.functional.rms_norm(wide, wide.shape[-1:], norm_weight.float(), norm_eps)
-            layer_input = (normed * self.factor).to(layer_input.dtype)
-        return *mixes, layer_input
-
-    return forward
+CASES = (
+    Case(HEALTHY, "nowhere", "pass", 0.0),
+    Case("target and draft", "both", "fail", 0.10),
+    Case("the target alone", "target", "fail", 0.25),
+    Case("the draft alone", "draft", "pass", 0.10),
+)
 
 
-def answer(where: str, problems: int, gate: str, folder: Path) -> dict[str, Any]:
-    """One engine, in this process: answers, acceptance, and what the gate saw."""
-    from dspark_deploy.plugin.settings import SETTINGS_ENV, Settings
+def profile(gate: str) -> LoadedProfile:
+    """What every engine of the demonstration is served from."""
+    return load_profile(PROFILE, [*SETS, f"mhc.gate={gate}"])
 
-    Settings("cpu", folder / "reports", mhc_gate=gate).write(folder / "settings.json")
-    os.environ.update(
-        {SETTINGS_ENV: str(folder / "settings.json")},
-        TRITON_INTERPRET="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_LOGGING_LEVEL="ERROR",
-        VLLM_USE_V2_MODEL_RUNNER="1",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        HF_HUB_OFFLINE="1",
-        OMP_NUM_THREADS="1",
-    )
-    from vllm import LLM, SamplingParams
 
-    from dspark_deploy.tiny import language
-
-    plant(where, json.loads((CHECKPOINT / "config.json").read_text())["num_hidden_layers"])
-    llm = LLM(
-        str(CHECKPOINT),
-        tokenizer_mode="hf",
-        speculative_config={"method": "dspark", "num_speculative_tokens": K},
-        dtype="bfloat16",
-        max_model_len=256,
-        max_num_seqs=32,
-        enforce_eager=True,
-        disable_log_stats=False,
-    )
-    asked = language.problems(language.ACCURACY_SEEDS[0], problems)
-    options = SamplingParams(temperature=0, max_tokens=96)
-    outputs = llm.generate([language.prompt(each) for each in asked], options, use_tqdm=False)
-    counts = {metric.name.removeprefix("vllm:spec_decode_"): metric for metric in llm.get_metrics()}
-    drafts, accepted = (counts[name].value for name in ("num_drafts", "num_accepted_tokens"))
-    correct = [
-        language.final_answer(output.outputs[0].text) == each.answer
-        for output, each in zip(outputs, asked, strict=True)
-    ]
-    (report,) = (json.loads(path.read_text()) for path in (folder / "reports").glob("*.json"))
-    wrong = [row for row in report["numerics"]["rows"] if row["cause"]]
+def answer(case: Case, questions: int, folder: Path) -> dict[str, Any]:
+    """Serve one engine, ask it, and write its answers to `folder`/items.jsonl; what was seen meanwhile."""
+    # The healthy engine must serve although it is gated; the others are gated by `refused`.
+    loaded, workload = profile("refuse" if case.name == HEALTHY else "warn"), TinyArithmetic()
+    with (
+        planted(case.where, folder / "plugin"),
+        Engine.start(loaded, probe(loaded.profile), RunDirectory(folder), []) as engine,
+    ):
+        report = engine.wait_ready()
+        with Endpoint(engine.url, served_name(loaded.profile)) as endpoint:
+            before = endpoint.scrape()
+            ask = greedy(endpoint, TOKENS, workload.answer)
+            run = run_accuracy(workload.questions(questions), ask, concurrency=CONCURRENCY)
+            accepted = acceptance_between(before, endpoint.scrape())
+    run.write(folder / "items.jsonl")
+    gate = numerics.sections(report.processes)
+    ratios = [row["ratio"] for row in numerics.worst(gate) if row["cause"]]
     return {
-        "correct": correct,
-        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
-        "acceptance_length": 1 + accepted / drafts,
-        "gate": report["numerics"]["state"],
-        "gate_ratio": max((row["ratio"] for row in wrong), default=1.0),
+        "correct": sum(run.correct),
+        "acceptance_length": round(accepted.length, 3),
+        "numerics_gate": numerics.state(gate),
+        "ratio": max(ratios, default=1.0),
     }
 
 
-def child(where: str, problems: int, gate: str) -> dict[str, Any]:
-    """`answer` in a process of its own; `{"refused": why}` where the engine would not start."""
-    with tempfile.TemporaryDirectory() as name:
-        out = Path(name) / "answer.json"
-        command = [sys.executable, "-m", "bench.fault", "--case", where, "--problems", str(problems)]
-        done = subprocess.run(
-            [*command, "--gate", gate, "--out", str(out)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=CASE_SECONDS,
-            check=False,
-        )
-        if done.returncode == 0:
-            found: dict[str, Any] = json.loads(out.read_text())
-            return found
-        refused = [line for line in done.stderr.splitlines() if "NumericsGateError" in line]
-        if not refused:
-            raise RuntimeError(f"the engine with the fault in {where!r} failed:\n{done.stderr[-3000:]}")
-        return {"refused": refused[-1].partition("NumericsGateError: ")[2]}
+def command(arguments: list[str], log: Path) -> tuple[int | None, dict[str, Any]]:
+    """Run one of the product's commands: exit code, and the JSON document on its last line.
+
+    A server that says it is ready is stopped there, and has no exit code. Raises MeasurementError for a
+    command that doesn't end, or has no document.
+    """
+    with Supervised([sys.executable, "-m", *arguments, "--json"], os.environ, log) as process:
+        deadline = time.monotonic() + COMMAND_SECONDS
+        while True:
+            code = process.poll()
+            whole = log.read_text().rpartition("\n")[0].splitlines()
+            lines = [line for line in whole if line.startswith("{")]
+            said = json.loads(lines[-1]) if lines else {}
+            if said and (code is not None or said.get("status") == "ready"):
+                return code, said
+            if code is not None or time.monotonic() > deadline:
+                why = "\n".join(meaningful_lines(log))
+                ended = f"did not end within {COMMAND_SECONDS} s" if code is None else f"ended with {code}"
+                raise MeasurementError(f"{arguments[0]} {ended}, and no document:\n{why}")
+            time.sleep(POLL_S)
 
 
-def demonstrate(problems: int) -> dict[str, Any]:
-    """Every case, judged against the healthy one as a sweep judges a candidate."""
-    from tuning.judging.comparison import verdict
-    from tuning.statistics import compare_paired
+def refused(case: Case, folder: Path) -> dict[str, Any]:
+    """`dspark-serve` with a faulty engine and `mhc.gate: refuse`: its exit code, and what it said."""
+    sets = [word for each in (*SETS, "mhc.gate=refuse") for word in ("--set", each)]
+    serve = ["dspark_deploy.serve", "--profile", PROFILE, *sets, "--quiet"]
+    with planted(case.where, folder / "plugin"):
+        code, said = command([*serve, "--run-dir", str(folder / "runs")], folder / "boot.log")
+    return {"exit_code": code, "error": said.get("error", "")}
 
-    started = time.monotonic()
-    answered: dict[str, dict[str, Any]] = {}
-    rows = []
-    for name, where in CASES.items():
-        print(f"{name}: {problems} questions, k = {K}", file=sys.stderr, flush=True)
-        found = answered[name] = child(where, problems, "warn")
-        compared = compare_paired(answered["healthy"]["correct"], found["correct"])
-        same = sum(a == b for a, b in zip(answered["healthy"]["tokens"], found["tokens"], strict=True))
-        rows.append(
-            {
-                "fault": name,
-                "correct": sum(found["correct"]),
-                "gained": compared.gained,
-                "lost": compared.lost,
-                "accuracy_gate": verdict(compared, MARGIN, sum(answered["healthy"]["correct"]) / problems),
-                "identical": same,
-                "acceptance_length": round(found["acceptance_length"], 3),
-                "numerics_gate": found["gate"],
-                "ratio": found["gate_ratio"],
-                "start": "serves" if where == "nowhere" else child(where, 1, "refuse"),
-            }
-        )
+
+def judge(case: Case, folder: Path) -> dict[str, Any]:
+    """`dspark-tune accuracy-gate` of the healthy engine's answers against this one's."""
+    healthy, ours = folder.parent / HEALTHY / "items.jsonl", folder / "items.jsonl"
+    arguments = ["accuracy-gate", str(healthy), str(ours), "--margin", str(MARGIN)]
+    code, said = command(["tuning.sweep", *arguments], folder / "gate.log")
+    result = said["result"]
+    found = result["comparison"]
     return {
-        "engine": "CPU engine, fault planted",
-        "questions": problems,
-        "num_speculative_tokens": K,
+        "verdict": result["verdict"],
+        "exit_code": code,
+        **{name: found[name] for name in ("gained", "lost", "difference", "p_value")},
+        "lost_questions": [int(name.rpartition("-")[2]) for name in result["lost"]],
+    }
+
+
+def demonstrate(questions: int, folder: Path) -> dict[str, Any]:
+    """Every case, each in a folder of its own below `folder`."""
+    started = time.monotonic()
+    rows = []
+    healthy: AccuracyRun | None = None
+    for case in CASES:
+        print(f"fault: {case.name}: {questions} questions", file=sys.stderr, flush=True)
+        place = folder / case.name
+        place.mkdir()
+        row = {"fault": case.name, **answer(case, questions, place)}
+        run = AccuracyRun.read(place / "items.jsonl")
+        healthy = healthy or run
+        row |= {"accuracy_gate": judge(case, place), "identical": run.identical_to(healthy)}
+        boot = {"exit_code": None} if case.name == HEALTHY else refused(case, place)
+        rows.append(row | {"boot": boot})
+    loaded = profile("warn")
+    speculative = loaded.profile.speculative
+    assert speculative is not None
+    return {
+        "machine": describe_machine(probe(loaded.profile)),
+        "origin": "CPU engine, fault planted",
+        "command": f"python -m bench.fault --problems {questions}",
+        "questions": questions,
+        "num_speculative_tokens": speculative.num_speculative_tokens,
         "accuracy_margin": MARGIN,
         "seconds": round(time.monotonic() - started, 1),
         "rows": rows,
     }
 
 
+def broken_claims(rows: list[dict[str, Any]]) -> list[str]:
+    """What the documents claim and was not seen, one line each."""
+    broken = []
+    length = rows[0]["acceptance_length"]
+
+    def claim(case: Case, what: str, wanted: Any, found: Any, holds: bool | None = None) -> None:
+        if not (wanted == found if holds is None else holds):
+            broken.append(f"{case.name}: {what}: claimed {wanted}, seen {found}")
+
+    for case, row in zip(CASES, rows, strict=True):
+        faulty = case.name != HEALTHY
+        gate, change = row["accuracy_gate"], abs(row["acceptance_length"] / length - 1)
+        claim(case, "accuracy gate", case.accuracy_gate, gate["verdict"])
+        claim(case, "its exit code", 0 if case.accuracy_gate == "pass" else 7, gate["exit_code"])
+        near = change <= case.length_within
+        claim(case, "acceptance length", f"within {case.length_within:.0%}", f"{change:.1%} off", near)
+        claim(case, "numerics gate", "wrong" if faulty else "passed", row["numerics_gate"])
+        ratio = WRONG_RATIO if faulty else 1.0
+        claim(case, "ratio", round(ratio, 4), row["ratio"], abs(row["ratio"] - ratio) < NEAR)
+        code = NumericsRefused.exit_code if faulty else None
+        claim(case, "exit code of dspark-serve with mhc.gate: refuse", code, row["boot"]["exit_code"])
+    return broken
+
+
 def show(document: dict[str, Any]) -> None:
     """The table, for people."""
-    from rich.console import Console
-    from rich.table import Table
-
-    columns = (
-        "fault",
-        "accuracy",
-        "gained/lost",
-        "accuracy gate",
-        "identical",
-        "acceptance length",
-        "at boot",
-    )
-    table = Table(*columns, title=f"sqrt(2) behind the fused norm ({document['engine']})")
+    columns = ("fault", "accuracy", "gained/lost", "accuracy gate", "identical", "acceptance length", "boot")
+    table = Table(*columns, title=f"sqrt(2) behind the fused norm ({document['origin']})")
+    asked = document["questions"]
     for row in document["rows"]:
-        refused = row["start"] if isinstance(row["start"], str) else f"refused, ratio {row['ratio']:.4f}"
+        gate, code = row["accuracy_gate"], row["boot"]["exit_code"]
         table.add_row(
             row["fault"],
-            f"{row['correct']}/{document['questions']}",
-            f"{row['gained']}/{row['lost']}",
-            row["accuracy_gate"],
-            f"{row['identical']}/{document['questions']}",
+            f"{row['correct']}/{asked}",
+            f"{gate['gained']}/{gate['lost']}",
+            f"{gate['verdict']}, p = {gate['p_value']:.2g}",
+            f"{row['identical']}/{asked}",
             f"{row['acceptance_length']:.2f}",
-            refused,
+            "serves" if code is None else f"exit code {code}, ratio {row['ratio']:.4f}",
         )
     Console(width=120).print(table)
 
 
-def main() -> None:
-    """Run all cases and print the table, or one case for the parent."""
+def refuse_unwritable(out: Path) -> None:
+    """Raise InputError where `out` takes no file: better now than after minutes."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"--out {out}: {out.parent} takes no files: {error.strerror}") from error
+    if out.exists() and not out.is_file():
+        raise InputError(f"--out {out}: is a folder, a device or a pipe; name a file")
+
+
+def run(questions: int, out: Path | None) -> int:
+    """Demonstrate, print and keep it; 1 where a claim does not hold."""
+    if questions < 1:
+        raise InputError(f"--problems {questions}: ask one question at least")
+    if out is not None:
+        refuse_unwritable(out)
+    with tempfile.TemporaryDirectory(prefix="dspark-fault-") as folder:
+        document = demonstrate(questions, Path(folder))
+    broken = document["broken_claims"] = broken_claims(document["rows"])
+    show(document)
+    if out is not None:
+        write_atomically(out, json.dumps(document, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in document.items() if key != "rows"}))
+    for line in broken:
+        print(f"NOT AS CLAIMED: {line}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def main() -> int:
+    """Run all cases and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="write the document here as well")
-    parser.add_argument("--problems", type=int, default=200)
-    parser.add_argument("--case", choices=list(CASES.values()), help=argparse.SUPPRESS)
-    parser.add_argument("--gate", default="warn", help=argparse.SUPPRESS)
+    parser.add_argument("--problems", type=int, default=800, help="questions to each engine")
     options = parser.parse_args()
-    if options.case:
-        with tempfile.TemporaryDirectory() as name:
-            document = answer(options.case, options.problems, options.gate, Path(name))
-    else:
-        document = demonstrate(options.problems)
-        show(document)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=None if options.case else 1) + "\n")
-    if not options.case:
-        print(json.dumps({key: value for key, value in document.items() if key != "rows"}))
+    try:
+        with interrupts():
+            return run(options.problems, options.out)
+    except DSparkError as error:
+        print(f"bench.fault: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
