@@ -23,6 +23,8 @@ from dspark_deploy.redaction import REDACTED, is_secret, mask_credentials, mask_
 
 # A command line is everybody's to read, in `ps`, and vLLM writes it to its log; an environment is its user's.
 SECRET_VARIABLES = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
+# vLLM's flag for how long requests in flight may take when a stop is asked for.
+DRAIN, TEARDOWN_S = "shutdown-timeout", 5
 
 
 def vllm_program(distribution: str) -> list[str]:
@@ -45,10 +47,21 @@ def serve_command(profile: Profile, facts: Facts, port: int, extra: list[str]) -
     for name, value in engine.args.items():
         if SECRET_VARIABLES.get(name) not in secrets:
             command += _flag(name, value)
+    if DRAIN in facts.vllm_flags and DRAIN not in engine.args:
+        command += [f"--{DRAIN}", str(drain_seconds(engine.stop_timeout_s))]
     sizes = capture_sizes(as_vllm_reads(profile, parse_flags(extra)))
     if sizes:
         command += ["--cudagraph-capture-sizes", *map(str, sizes)]
     return command + extra
+
+
+def drain_seconds(stop_timeout_s: int) -> int:
+    """How long vLLM may finish requests in flight, so that it can still tear down within the whole time.
+
+    Never 0: vLLM then kills its engine at once, and its server waits for answers that no longer come, until
+    it is killed itself.
+    """
+    return max(stop_timeout_s - TEARDOWN_S, 1)
 
 
 def capture_sizes(profile: Profile) -> list[int]:

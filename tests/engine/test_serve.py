@@ -14,7 +14,7 @@ import pytest
 
 from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, WITH_THEIR_MODULES
 from dspark_deploy.tiny import language
-from tests.engine.served import EXTRA_SET, all_gone, served
+from tests.engine.served import EXTRA_SET, Served, all_gone, served
 from tests.support.cli import Tune
 from tuning.acceptance import acceptance_between, difference, parse_metrics, past_end_share
 from tuning.endpoint import Endpoint
@@ -77,11 +77,24 @@ def test_serves_reports_its_patches_and_leaves_nothing(tmp_path: Path, tune: Tun
         assert '"method": "dspark"' in " ".join(command["command"])
         family = server.family()
         assert len(family) >= 4, "guardian, API server, engine core, worker"
-        assert server.end(signal.SIGINT) == 130
+        assert answer_over_a_stop(server, signal.SIGINT)[-1] == "data: [DONE]", "it was in flight, and ended"
+        assert server.end() == 130
         assert all_gone(family, 5)
     final = server.documents()[-1]
     assert (final["status"], final["exit_code"]) == ("interrupted", 130)
     assert "Traceback" not in server.stderr.read_text()
+
+
+def answer_over_a_stop(server: Served, number: int) -> list[str]:
+    """The lines of a streamed answer in whose midst the command was sent a signal."""
+    lines: list[str] = []
+    body = {"model": "tiny", "prompt": "Q:", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with server.client() as client, client.stream("POST", "/v1/completions", json=body) as reply:
+        for line in filter(None, reply.iter_lines()):
+            lines.append(line)
+            if len(lines) == 2:
+                server.process.send_signal(number)
+    return lines
 
 
 def measures_an_endpoint(url: str, folder: Path, tune: Tune) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,21 @@ def test_serve_command(tmp_path: Path) -> None:
     assert value_after(command, "--served-model-name") == "test"
     assert "--enforce-eager" in command and "--no-enable-prefix-caching" in command and "--x" not in command
     assert command[-2:] == ["--max-num-seqs", "8"], "what stands after -- has the last word"
+
+
+def test_requests_in_flight_have_less_time_than_the_whole_stop(tmp_path: Path) -> None:
+    knows = replace(GPU, vllm_flags=["shutdown-timeout"])
+    for sets, expected in (
+        ([], ["25"]),
+        (["engine.stop_timeout_s=60"], ["55"]),
+        (["engine.stop_timeout_s=2"], ["1"]),
+        (["engine.args={shutdown-timeout: 0}"], ["0"]),
+    ):
+        command = rendering.serve_command(load(tmp_path, sets=sets).profile, knows, 1, [])
+        found = [after for flag, after in pairwise(command) if flag == "--shutdown-timeout"]
+        assert found == expected
+    older = rendering.serve_command(load(tmp_path).profile, GPU, 1, [])
+    assert "--shutdown-timeout" not in older, "a vLLM that isn't known to have it would stop at it"
 
 
 def test_cpu_distribution_gets_the_stand_in(tmp_path: Path) -> None:
