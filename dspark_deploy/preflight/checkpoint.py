@@ -52,9 +52,9 @@ def resolve(name: str) -> str:
 def read_checkpoint(name: str) -> Checkpoint:
     """Look at one checkpoint. Never raises: what is wrong stands in `problem`."""
     try:
-        if name.startswith(BUILTIN):
-            builtin.verify(name.removeprefix(BUILTIN))
         folder = Path(resolve(name))
+        if name.startswith(BUILTIN) and (damage := builtin.damage(name.removeprefix(BUILTIN))):
+            return Checkpoint(name, str(folder), "\n".join(damage))
         exists = folder.exists()
     except (InputError, OSError, ValueError) as error:
         return Checkpoint(name, problem=str(error))
@@ -91,7 +91,7 @@ def read_checkpoint(name: str) -> Checkpoint:
         tensors = _tensor_names(folder)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         return Checkpoint(
-            name, str(folder), f"{folder}: its safetensors index cannot be read: {error}", config
+            name, str(folder), f"{folder}: its safetensors files cannot be read: {error}", config
         )
     if isinstance(tensors, str):
         return Checkpoint(name, str(folder), tensors, config)
@@ -110,9 +110,9 @@ def _tensor_names(folder: Path) -> list[str] | str:
                 return f"{index} names {shard!r}, which is outside its folder"
             if not (folder / shard).is_file():
                 return f"{folder} lacks {shard}, which its index names: was the download cut off?"
-    if index.is_file():
-        return list(shards)
-    return [name for path in folder.glob("*.safetensors") for name in _header(path)]
+    # Every file is looked into, those that an index names as well: any of them may have been cut off.
+    found = [name for path in sorted(folder.glob("*.safetensors")) for name in _header(path)]
+    return list(shards) if index.is_file() else found
 
 
 def _stray(folder: Path) -> Path | None:
@@ -135,13 +135,27 @@ def _leads_out(path: Path) -> bool:
 def _header(path: Path) -> list[str]:
     """Names in a safetensors header: eight bytes of length, little end first, then JSON of that length.
 
-    Raises ValueError and OSError.
+    Raises ValueError, for a file as well that doesn't end where its last tensor does, and OSError.
     """
+    size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= min(HEADER_LIMIT, path.stat().st_size):
+        if not 0 < length <= min(HEADER_LIMIT, size):
             raise ValueError(f"{path.name} has no safetensors header; was the download cut off?")
         header = parse_json(file.read(length))
     if not isinstance(header, dict):
         raise ValueError(f"{path.name} has a safetensors header that is no JSON object")
-    return [name for name in header if name != "__metadata__"]
+    tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+    end = 8 + length + max((_end(path, name, tensor) for name, tensor in tensors.items()), default=0)
+    if end != size:
+        why = "was the download cut off?" if size < end else "was something written behind it?"
+        raise ValueError(f"{path.name} has {size} bytes, where its header says {end}; {why}")
+    return list(tensors)
+
+
+def _end(path: Path, name: str, tensor: Any) -> int:
+    """Where a tensor ends behind the header, in bytes. Raises ValueError."""
+    offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
+    if not isinstance(offsets, list) or len(offsets) != 2 or not isinstance(offsets[1], int):
+        raise ValueError(f"{path.name} has a safetensors header without data_offsets of {name}")
+    return offsets[1]

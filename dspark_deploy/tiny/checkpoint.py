@@ -9,6 +9,7 @@ guards against damage, not against someone who rewrites the manifest as well. St
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -30,8 +31,12 @@ class FileFacts(NamedTuple):
 
 
 def builtin_names() -> list[str]:
-    """Every name that `checkpoint_path` takes, such as "tiny-qwen3/target"."""
-    return sorted(path.parent.relative_to(WEIGHTS).as_posix() for path in WEIGHTS.rglob("config.json"))
+    """Every name that `checkpoint_path` takes, such as "tiny-qwen3/target"; one that lost a file has one."""
+    configs = {path.relative_to(WEIGHTS) for path in WEIGHTS.rglob("config.json")}
+    for manifest in WEIGHTS.glob(f"*/{MANIFEST}"):
+        with contextlib.suppress(InputError):  # `verify` says what is wrong with it
+            configs |= {manifest.parent.relative_to(WEIGHTS) / name for name in _listed(manifest.parent)}
+    return sorted(path.parent.as_posix() for path in configs if path.name == "config.json")
 
 
 def checkpoint_path(name: str) -> Path:
@@ -44,25 +49,45 @@ def checkpoint_path(name: str) -> Path:
 
 
 def verify(name: str) -> Path:
-    """`checkpoint_path`, once the files there are known to be whole."""
+    """`checkpoint_path`, once the files there are known to be whole. Raises InputError."""
     path = checkpoint_path(name)
-    checkpoint, _, part = name.partition("/")
-    verify_folder(WEIGHTS / checkpoint, part)
+    verify_folder(*_root_and_part(name))
     return path
 
 
+def damage(name: str) -> list[str]:
+    """What is wrong with a built-in checkpoint's files, one line each. Raises InputError for the name."""
+    checkpoint_path(name)
+    try:
+        return _faults(*_root_and_part(name))
+    except InputError as error:  # the manifest itself
+        return error.faults
+
+
+def _root_and_part(name: str) -> tuple[Path, str]:
+    checkpoint, _, part = name.partition("/")
+    return WEIGHTS / checkpoint, part
+
+
 def verify_folder(root: Path, part: str = "") -> None:
-    """Check the files of the checkpoint at `root`, or of the folder `part` in it, against its manifest."""
+    """Check the files of the checkpoint at `root`, or of the folder `part` in it, against its manifest.
+
+    Raises InputError with every fault. Hidden files, which file managers leave, are nobody's weights.
+    """
+    if faults := _faults(root, part):
+        raise InputError([*faults, f"{root}: damaged. Install the package again, or train again."])
+
+
+def _faults(root: Path, part: str) -> list[str]:
     listed = {name: facts for name, facts in _listed(root).items() if not part or name.startswith(f"{part}/")}
     unknown = {path.relative_to(root).as_posix() for path in _files(root) if (root / part) in path.parents}
-    faults = [f"{root / name}: not in {MANIFEST}" for name in sorted(unknown - listed.keys())]
+    faults = [f"{root / name}: not in {MANIFEST}; take it out" for name in sorted(unknown - listed.keys())]
     for name, facts in sorted(listed.items()):
         if fault := _fault(root / name, facts):
             faults.append(f"{root / name}: {fault}")
     if not listed:
         faults.append(f"{root / MANIFEST}: lists no files{f' under {part}' if part else ''}")
-    if faults:
-        raise InputError([*faults, f"{root}: damaged. Install the package again, or train again."])
+    return faults
 
 
 def write_manifest(root: Path, facts: Mapping[str, Any]) -> None:
@@ -73,7 +98,8 @@ def write_manifest(root: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _files(root: Path) -> list[Path]:
-    return sorted(path for path in root.rglob("*") if path.is_file() and path != root / MANIFEST)
+    found = (path for path in root.rglob("*") if path.is_file() and path != root / MANIFEST)
+    return sorted(path for path in found if not path.name.startswith("."))
 
 
 def _facts(path: Path) -> FileFacts:

@@ -194,6 +194,11 @@ EXAMPLES: dict[str, Example] = {
     "DRAFT_MISSING": Example(
         "cpu", change(draft=Checkpoint("d", problem="there is no folder /models/draft")), change()
     ),
+    "BUILTIN_DAMAGED": Example(
+        "cpu",
+        change(model=Checkpoint("builtin:tiny-v4", "/tiny-v4", "/tiny-v4/config.json: missing")),
+        change(model=Checkpoint("m", "/m", "/m/config.json: missing")),
+    ),
     "FAMILY_DIFFERS": Example(
         "mi355x", change("model.family=deepseek_v41"), change("model.family=deepseek_v4")
     ),
@@ -319,6 +324,7 @@ EXAMPLES: dict[str, Example] = {
         change(ARGS + "dtype=float16"),
         change(ARGS + "dtype=float16", "mhc.provider=torch"),
     ),
+    "MHC_NOT_ON_CPU": Example("cpu", change("mhc.provider=aiter", model=FLASH), change("mhc.provider=aiter")),
     "PREFIX_CACHE_UNUSED": Example(
         "mi355x",
         change(ARGS + "enable-prefix-caching=true"),
@@ -400,6 +406,11 @@ EXAMPLES: dict[str, Example] = {
         "mi355x",
         change(ARGS + "gpu-memory-utilization=1.5"),
         change(ARGS + "gpu-memory-utilization=1"),
+    ),
+    "CONTEXT_TOO_LONG": Example(
+        "mi355x",
+        change(ARGS + "max-model-len=2M", model=shaped(max_position_embeddings=1 << 20)),
+        change(ARGS + "max-model-len=1M", model=shaped(max_position_embeddings=1 << 20)),
     ),
     "GPUS_TOO_FEW": Example(
         "mi355x",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from dspark_deploy.preflight import Facts, Severity, check, probe
 from dspark_deploy.preflight.aiter import defined_functions, positional_calls, read_aiter
 from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
 from dspark_deploy.preflight.synthetic import config_of_flags, synthetic_faults
+from dspark_deploy.tiny import checkpoint
 from tests.unit.facts import good_facts
 from tests.unit.findings import AITER, BASES, LOCAL, MI355X
 from tests.unit.profiles import TEXT, load
@@ -165,12 +169,85 @@ def test_checkpoints_on_disk(tmp_path: Path) -> None:
     assert "no weights" in read_checkpoint(str(tmp_path)).problem
     (tmp_path / "model.safetensors").write_bytes(b"x")
     assert "no safetensors header" in read_checkpoint(str(tmp_path)).problem
-    header = json.dumps({"mtp.0.attn.wq": {}, "layers.0.attn.wq": {}, "__metadata__": {}}).encode()
-    weights = len(header).to_bytes(8, "little") + header
+    weights = shard({"mtp.0.attn.wq": [0, 2], "layers.0.attn.wq": [2, 6]}, 6)
     (tmp_path / "model.safetensors").write_bytes(weights)
     whole = read_checkpoint(str(tmp_path))
     assert whole.problem == "" and whole.trained_block == 5
     assert whole.draft_tensors == 1 and whole.weight_bytes == len(weights)
+
+
+def shard(offsets: Mapping[str, object], size: int) -> bytes:
+    """A safetensors file of tensors that end where `offsets` say, with `size` bytes of them."""
+    tensors = {name: {"dtype": "U8", "data_offsets": place} for name, place in offsets.items()}
+    header = json.dumps({**tensors, "__metadata__": {}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize(
+    ("offsets", "size", "problem"),
+    [
+        ({"a": [0, 2], "b": [2, 6]}, 5, "was the download cut off?"),
+        ({"a": [0, 2], "b": [2, 6]}, 0, "was the download cut off?"),
+        ({"a": [0, 2]}, 3, "was something written behind it?"),
+        ({"a": [0]}, 1, "without data_offsets of a"),
+        ({"a": [0, "2"]}, 2, "without data_offsets of a"),
+        ({"a": None}, 0, "without data_offsets of a"),
+    ],
+)
+def test_a_file_that_does_not_end_with_its_last_tensor(
+    tmp_path: Path, offsets: dict[str, object], size: int, problem: str, indexed: bool
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(shard(offsets, size))
+    if indexed:
+        index = {"weight_map": dict.fromkeys(offsets, "model.safetensors")}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert problem in read_checkpoint(str(tmp_path)).problem
+
+
+def test_a_damaged_builtin_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(checkpoint.WEIGHTS / "tiny-v4", tmp_path / "tiny-v4")
+    monkeypatch.setattr(checkpoint, "WEIGHTS", tmp_path)
+    (tmp_path / "tiny-v4" / ".DS_Store").touch()
+    assert read_checkpoint("builtin:tiny-v4").problem == ""
+    (tmp_path / "tiny-v4" / "config.json").unlink()
+    facts = good_facts(model=read_checkpoint("builtin:tiny-v4"))
+    (found,) = check(load(tmp_path), facts)
+    assert found.code == "BUILTIN_DAMAGED" and found.message.endswith("config.json: missing")
+    (tmp_path / "tiny-v4" / "MANIFEST.json").unlink()
+    assert "there is no built-in checkpoint" in read_checkpoint("builtin:tiny-v4").problem
+
+
+@pytest.mark.parametrize(
+    ("length", "config", "environment", "speaks"),
+    [
+        ("1025", {"max_position_embeddings": 1024}, {}, True),
+        ("1024", {"max_position_embeddings": 1024}, {}, False),
+        ("1.1k", {"max_position_embeddings": 1024}, {}, True),
+        ("1k", {"max_position_embeddings": 1024}, {}, False),
+        ("1K", {"max_position_embeddings": 1024}, {}, False),
+        ("-1", {"max_position_embeddings": 1024}, {}, False),
+        ("auto", {"max_position_embeddings": 1024}, {}, False),
+        ("2048", {"max_position_embeddings": 1024, "model_max_length": 2048}, {}, False),
+        (
+            "2048",
+            {"max_position_embeddings": 1024, "rope_scaling": {"type": "linear", "factor": 2}},
+            {},
+            False,
+        ),
+        ("2048", {"max_position_embeddings": 1024, "rope_scaling": {"type": "yarn", "factor": 2}}, {}, True),
+        ("2048", {"max_position_embeddings": 1024}, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}, False),
+        ("2048", {"max_position_embeddings": "many"}, {}, False),
+        ("2048", {}, {}, False),
+    ],
+)
+def test_a_context_beyond_the_model_is_found(
+    tmp_path: Path, length: str, config: dict[str, Any], environment: dict[str, str], speaks: bool
+) -> None:
+    facts = good_facts(model=Checkpoint("m", "m", config=config), environment=environment)
+    found = check(load(tmp_path, sets=[f"engine.args.max-model-len={length}"]), facts)
+    assert [each.code for each in found] == ["CONTEXT_TOO_LONG"] * speaks
 
 
 @pytest.mark.parametrize(

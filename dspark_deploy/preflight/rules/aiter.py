@@ -118,3 +118,19 @@ def mhc_is_bfloat16(loaded: LoadedProfile, facts: Facts) -> Findings:
             "set engine.args.dtype: bfloat16",
             loaded.where("engine", "args", "dtype") or loaded.where("engine"),
         )
+
+
+@rule("MHC_NOT_ON_CPU")
+def a_cpu_has_no_gpu_kernels(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """The worker refuses them too, but only when it has loaded the model's code, a minute into the start."""
+    config = facts.model.config if facts.model else {}
+    provider = loaded.profile.mhc.provider
+    if loaded.profile.hardware.platform != "cpu" or provider in ("auto", "torch"):
+        return
+    if not config or "hc_mult" in config:
+        yield error(
+            "MHC_NOT_ON_CPU",
+            f"mhc.provider is {provider}, whose kernels are for GPUs, and hardware.platform is cpu",
+            "set mhc.provider to auto, vLLM's C++ kernels where it has them for this CPU, or to torch",
+            loaded.where("mhc", "provider"),
+        )

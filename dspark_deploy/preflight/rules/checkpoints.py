@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from dspark_deploy.preflight.checkpoint import BUILTIN
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule
 from dspark_deploy.profile import LoadedProfile
 
 
-@rule("CHECKPOINT_MISSING", "DRAFT_MISSING")
+@rule("CHECKPOINT_MISSING", "DRAFT_MISSING", "BUILTIN_DAMAGED")
 def checkpoints_usable(loaded: LoadedProfile, facts: Facts) -> Findings:
     """Target and draft are there and whole."""
     for code, checkpoint, path in (
         ("CHECKPOINT_MISSING", facts.model, ("model", "path")),
         ("DRAFT_MISSING", facts.draft, ("speculative", "draft")),
     ):
-        if checkpoint is not None and checkpoint.problem:
+        if checkpoint is None or not checkpoint.problem:
+            continue
+        if checkpoint.name.startswith(BUILTIN) and checkpoint.folder:
+            yield error(
+                "BUILTIN_DAMAGED",
+                checkpoint.problem,
+                "install the package again: its own checkpoint is not as it was shipped",
+                loaded.where(*path),
+            )
+        else:
             yield error(
                 code,
                 checkpoint.problem,

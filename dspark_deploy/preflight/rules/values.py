@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from dspark_deploy.plain_json import parse_json
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule
-from dspark_deploy.preflight.rules.context import arg, named_arg, where_arg
+from dspark_deploy.preflight.rules.context import arg, named_arg, variable, where_arg
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.profile.flags import is_flag
 from dspark_deploy.profile.schema import MOST_SEQUENCES, ArgValue
@@ -19,6 +20,9 @@ from dspark_deploy.redaction import redacted
 
 UTILISATION, SIZES, LENGTH = "gpu-memory-utilization", "cudagraph-capture-sizes", "max-model-len"
 TENSOR, PIPELINE, DATA = "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+# Kinds of rotary embedding whose max_position_embeddings has their factor in it already.
+SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 SEQUENCES, BLOCK = "max-num-seqs", "block-size"
 WHOLE = (SEQUENCES, TENSOR, PIPELINE, DATA, BLOCK)
 BLOCK_REMEDY = (
@@ -151,3 +155,43 @@ def gpus_hold_a_copy(loaded: LoadedProfile, facts: Facts) -> Findings:
             f"lower {name}, or raise hardware.gpus to what the machine has",
             where_arg(loaded, name),
         )
+
+
+@rule("CONTEXT_TOO_LONG")
+def context_is_the_models(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """vLLM refuses a length beyond the model's positions, after a start that has read its configuration."""
+    config = facts.model.config if facts.model else {}
+    positions, asked = _count(config.get("max_position_embeddings")), _tokens(arg(loaded, LENGTH))
+    allowed = variable(loaded, facts, LONGER) or ""
+    if positions is None or asked is None or arg(loaded, "hf-overrides") is not None:
+        return
+    most = max(int(positions * _stretch(config)), _count(config.get("model_max_length")) or 0)
+    if asked > most and allowed.strip().lower() not in ("1", "true"):
+        yield error(
+            "CONTEXT_TOO_LONG",
+            f"{named_arg(loaded, LENGTH)} is {asked} tokens, and config.json of the model has {most}",
+            f"lower it to {most} at most",
+            where_arg(loaded, LENGTH),
+        )
+
+
+def _tokens(value: object) -> int | None:
+    """A length in tokens as vLLM reads it, its suffix too; None for one that it finds itself."""
+    text = str(value).strip()
+    if isinstance(value, str) and _SUFFIXED.fullmatch(text):
+        number, unit = float(text[:-1]), text[-1]
+        return int(number * (1000 if unit.islower() else 1024) ** (1 + "kmgt".index(unit.lower())))
+    return _count(value)
+
+
+def _stretch(config: dict[str, Any]) -> float:
+    """How many times its positions a model's rotary embedding reaches, where config.json leaves that out."""
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    layers = [each for each in (found, *found.values()) if isinstance(each, dict)] if found else []
+    factors = [
+        float(each["factor"])
+        for each in layers
+        if isinstance(each.get("factor"), int | float)
+        and each.get("rope_type", each.get("type")) not in SCALED
+    ]
+    return max([1.0, *factors])
