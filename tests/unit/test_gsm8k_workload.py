@@ -92,7 +92,7 @@ def test_a_sweep_on_gsm8k_whole_but_for_the_engine(tmp_path: Path) -> None:
     arguments = ["sweep", "--profile", "cpu-tiny.yaml", "--num-speculative-tokens", "none", "--loads", "1,2"]
     arguments += ["--workload", "gsm8k", "--data", str(gsm8k_folder()), "--accuracy-problems", "60"]
     arguments += ["--prompts-per-load", "4", "--boots", "0", "--no-report", "--out", "out"]
-    arguments += ["--set", "engine.stop_timeout_s=1", "--set", "engine.args.max-model-len=4096"]
+    arguments += ["--set", "engine.stop_timeout_s=1", "--set", "engine.args.max-model-len=1024"]
     ended = Command(tmp_path, "tune", *arguments).end()
     assert ended.code == 0, ended.stderr
     cell = ended.document["cells"][0]
