@@ -182,11 +182,11 @@ def run_serve(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def test_an_engine_that_dies_at_start(tmp_path: Path) -> None:
-    done = run_serve(tmp_path, "--set", "engine.port=0", "--set", "engine.args.max-model-len=100000")
+    done = run_serve(tmp_path, "--set", "engine.port=0", "--set", "engine.args.max-num-batched-tokens=8")
     assert done.returncode == 5
     document = json.loads(done.stdout.splitlines()[-1])
     assert document["exit_code"] == 5
-    assert "max_model_len" in document["error"], "the engine's own reason is in the message"
+    assert "max_num_batched_tokens" in document["error"], "the engine's own reason is in the message"
     assert "Traceback" not in done.stderr
 
 
