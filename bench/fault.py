@@ -143,7 +143,11 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
         "verdict": result["verdict"],
         "exit_code": code,
         **{name: found[name] for name in ("gained", "lost", "difference", "p_value")},
-        "lost_questions": [int(name.rpartition("-")[2]) for name in result["lost"]],
+        # Numbers of the questions, from 0 on: what fewer questions would have shown is in them.
+        **{
+            f"{which}_questions": [int(name.rpartition("-")[2]) for name in result[which]]
+            for which in ("gained", "lost")
+        },
     }
 
 

@@ -65,7 +65,8 @@ def test_the_verdict_has_room_to_spare() -> None:
     after = [False] * lost + [True] * gained + [True] * (asked - lost - gained)
     assert verdict(compare_paired(before, after), MARGIN, 0.9) == "fail"
     assert chance_of_significance(-gate["difference"], asked, gate["lost"] + gate["gained"]) > 0.95
-    assert len(gate["lost_questions"]) == gate["lost"]
+    for which in ("gained", "lost"):
+        assert len(gate[f"{which}_questions"]) == gate[which] and max(gate[f"{which}_questions"]) < asked
 
 
 @pytest.mark.parametrize("problems", ["0", "-1"])
