@@ -25,7 +25,7 @@ from tuning.acceptance import Acceptance, acceptance_between, parse_metrics
 pytestmark = pytest.mark.engine
 
 PATCHES = ("cpu-v4-draft", "cpu-v4-experts", "cpu-v4-tile-scheduler", "cpu-v4-windows")
-WINDOW, K = 128, 5
+WINDOW, K, FEW = 128, 5, 24
 ASKED = language.problems(language.ACCURACY_SEEDS[0], 100)
 PROMPTS = [language.prompt(each) for each in ASKED]
 LONG = "".join(f"{language.prompt(each)} {each.solution}\n" for each in ASKED[4:6])
@@ -125,15 +125,17 @@ def test_probabilistic_drafts_temperature_and_torchs_mhc(tmp_path: Path, drafted
     sets = ("--set", "speculative.draft_sample_method=probabilistic", "--set", "mhc.provider=torch")
     with served(tmp_path, "--profile", "cpu-v4.yaml", *sets) as server:
         worker = server.ready["processes"][-1]
-        warm, acceptance = complete(server, PROMPTS[:50], temperature=1, seed=1)
-        again, _ = complete(server, PROMPTS[:50], temperature=1, seed=2)
-        cold, _ = complete(server, PROMPTS[:50])
+        warm, acceptance = complete(server, PROMPTS[:FEW], temperature=1, seed=1)
+        cold, _ = complete(server, PROMPTS[:FEW])
     provider = next(patch for patch in worker["patches"] if patch["name"] == "mhc-provider")
     assert provider["state"] == "applied" and provider["detail"].startswith("torch")
     assert acceptance.length > 3.5 or EXTRA_SET
-    assert right(warm) >= 40 and warm != again, "sampled, and by a model that is sure of most of its tokens"
-    auto = drafted.choices[:50]
-    assert sum(a["text"] == b["text"] for a, b in zip(cold, auto, strict=True)) >= 49
+    texts = [[choice["text"] for choice in choices] for choices in (warm, cold)]
+    assert right(warm) >= 0.8 * FEW and texts[0] != texts[1], (
+        "sampled, by a model that is sure of most tokens"
+    )
+    auto = drafted.choices[:FEW]
+    assert sum(a["text"] == b["text"] for a, b in zip(cold, auto, strict=True)) >= FEW - 1
     apart = [
         abs(a - b)
         for ours, other in zip(cold, auto, strict=True)
@@ -141,4 +143,4 @@ def test_probabilistic_drafts_temperature_and_torchs_mhc(tmp_path: Path, drafted
         for a, b in zip(ours["logprobs"]["token_logprobs"], other["logprobs"]["token_logprobs"], strict=True)
     ]
     # Where vLLM has no C++ kernels, auto is torch too, and only batching is between them.
-    assert len(apart) > 1000 and sum(apart) / len(apart) < 0.01, sum(apart) / len(apart)
+    assert len(apart) > 500 and sum(apart) / len(apart) < 0.01, sum(apart) / len(apart)
