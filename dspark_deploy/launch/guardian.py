@@ -4,8 +4,9 @@
 
 FD is the reading end of a pipe whose other end only our command holds. When that end closes, by an orderly
 stop or because our command was killed by SIGKILL, the guardian ends every process that the command started:
-SIGTERM, SECONDS of grace, SIGKILL. It is a subreaper (Linux), so processes that detach from their parent
-become its children and are found as well. It exits with the command's code, or 128 plus its signal.
+SIGTERM, SECONDS of grace or until all that the command had started is gone, SIGKILL. It is a subreaper
+(Linux), so processes that detach from their parent become its children and are found as well. It exits with
+the command's code, or 128 plus its signal.
 
 Standard library only: it starts in 20 ms and stays small beside the engine. Not covered: a guardian that is
 itself killed by SIGKILL; the command then gets SIGTERM from the kernel (PR_SET_PDEATHSIG), its children not.
@@ -25,6 +26,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
+LONE_S = 1.0  # from the end of all that a command had started to its own, if it doesn't come
 
 
 def main(argv: list[str]) -> int:
@@ -54,10 +56,18 @@ def _prepare(libc: ctypes.CDLL) -> None:
 def _end(child: subprocess.Popen[bytes], grace: float) -> None:
     """End the command and everything below this process, then reap what was left to us."""
     if child.poll() is None:
+        helped = _helpers(child)
         child.terminate()
-        deadline = time.monotonic() + grace
+        deadline, lone_since = time.monotonic() + grace, None
         while child.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_S)
+            # A server whose engine is gone waits for answers that no longer come.
+            if not helped or _helpers(child):
+                lone_since = None
+            elif lone_since is None:
+                lone_since = time.monotonic()
+            elif time.monotonic() - lone_since > LONE_S:
+                break
     # The command had its chance to end its own children; what is left is asked once, then killed.
     for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         deadline = time.monotonic() + seconds
@@ -88,6 +98,19 @@ def _descendants() -> set[int]:
         front = {pid for pid, parent in parents.items() if parent in front} - found
         found |= front
     return found
+
+
+def _helpers(child: subprocess.Popen[bytes]) -> set[int]:
+    """What the command has started, but for Python's tracker of shared memory, which ends with its owner."""
+    found = _descendants() - {child.pid}
+    return {pid for pid in found if b"multiprocessing.resource_tracker" not in _command_line(pid)}
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it ended while we looked
+        return b""
 
 
 def _kill(pid: int, number: int) -> None:

@@ -44,7 +44,7 @@ MEASURED = (
 
 def test_serves_reports_its_patches_and_leaves_nothing(tmp_path: Path, tune: Tune) -> None:
     problem = language.problems(language.ACCURACY_SEEDS[0], 1)[0]
-    with served(tmp_path, *MEASURED) as server:
+    with served(tmp_path, *MEASURED, "--set", "engine.args.shutdown-timeout=20") as server:
         processes = server.ready["processes"]
         assert len(processes) == 3, "API server, engine core, worker"
         for process in processes:

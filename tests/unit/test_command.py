@@ -40,11 +40,13 @@ def test_requests_in_flight_have_less_time_than_the_whole_stop(tmp_path: Path) -
         (["engine.stop_timeout_s=2"], ["1"]),
         (["engine.args={shutdown-timeout: 0}"], ["0"]),
     ):
-        command = rendering.serve_command(load(tmp_path, sets=sets).profile, knows, 1, [])
+        on_gpu = load(tmp_path, sets=["hardware.platform=rocm", *sets])
+        command = rendering.serve_command(on_gpu.profile, knows, 1, [])
         found = [after for flag, after in pairwise(command) if flag == "--shutdown-timeout"]
         assert found == expected
-    older = rendering.serve_command(load(tmp_path).profile, GPU, 1, [])
+    older = rendering.serve_command(load(tmp_path, sets=["hardware.platform=rocm"]).profile, GPU, 1, [])
     assert "--shutdown-timeout" not in older, "a vLLM that isn't known to have it would stop at it"
+    assert "--shutdown-timeout" not in rendering.serve_command(load(tmp_path).profile, knows, 1, []), "a CPU"
 
 
 def test_cpu_distribution_gets_the_stand_in(tmp_path: Path) -> None:

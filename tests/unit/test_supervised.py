@@ -69,6 +69,31 @@ def test_stop_ends_a_detached_process_that_ignores_sigterm(tmp_path: Path) -> No
     assert process.stop() == 128 + signal.SIGTERM, "stopping twice is harmless"
 
 
+LONELY = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+signal.signal(signal.SIGTERM, lambda *_: child.{end}())
+print(os.getpid(), child.pid, flush=True)
+while True:
+    time.sleep(0.1)
+    child.poll()
+"""
+
+
+@pytest.mark.parametrize(("end", "seconds"), [("kill", (1, 9)), ("poll", (9, 20))])
+def test_a_command_that_waits_for_nothing_is_not_waited_for(
+    tmp_path: Path, end: str, seconds: tuple[float, float]
+) -> None:
+    """A server whose engine is gone; and one whose engine is there still, which has all of its time."""
+    log = tmp_path / "log"
+    process = Supervised([sys.executable, "-c", LONELY.format(end=end)], dict(os.environ), log, 9)
+    assert eventually(lambda: log.exists() and len(log.read_text().split()) == 2)
+    started = time.monotonic()
+    process.stop()
+    assert seconds[0] < time.monotonic() - started < seconds[1]
+    assert gone([int(word) for word in log.read_text().split()])
+
+
 def test_a_command_that_leaves_its_child_behind(tmp_path: Path) -> None:
     process, pids = start(tmp_path, LEAVE)
     assert eventually(lambda: process.poll() is not None)
