@@ -12,8 +12,8 @@ Writes `bench.gpu.v4_checkpoint` into FOLDER, then runs one process a row, with 
 
 An engine row has the seconds and the compiles of each phase of its start (TileLang and Triton as the
 product's capture guard counts them, DeepGEMM by its cache folder; a phase within another counts for itself
-alone), then the time of a step: decoding of N and
-of 5 N tokens, so that prefill and start cancel out, divided by the steps that vLLM's metrics count. The
+alone), then the time of a step: decoding of N and of 5 N tokens, so that prefill and start cancel out,
+divided by the steps that vLLM's metrics count. The
 weights are random, so a draft is accepted by chance and a step gives one token. The reference's arm captures
 graphs, too. Rows that the document has are kept, so that a run can be split over several leases of a machine.
 
@@ -22,7 +22,6 @@ Needs vLLM 0.26.0 and TileLang. Not covered: text quality, acceptance, more than
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import json
@@ -39,9 +38,8 @@ from typing import Any
 import httpx
 import torch
 
-from bench.gpu import start, v4_checkpoint
+from bench.gpu import v4_checkpoint, v4_rows
 from bench.gpu.guard import guarded
-from bench.gpu.kernels import version
 from dspark_deploy.plugin.amd.compiles import Compiles, Phase
 from dspark_deploy.plugin.amd.requests import recording
 from dspark_deploy.plugin.amd.warmup import compile_all
@@ -49,23 +47,10 @@ from dspark_deploy.plugin.amd.warmup import compile_all
 MODEL, DRAFT = "vllm.models.deepseek_v4.nvidia.model", "vllm.models.deepseek_v4.nvidia.dspark"
 TILELANG, REFERENCE = "vllm.model_executor.kernels.mhc.tilelang", "vllm.model_executor.kernels.mhc.torch"
 ROWS = ("keys", "fused k=5", "torch k=5", "fused none", "torch none", "serve")
-K, BATCHED, SEQUENCES, LENGTH = 5, 256, 8, 1024
+K = 5
 BATCHES = (1, 8)
 SHORT, LONG, REPEATS, PROMPT = 32, 160, 5, 16
 TOP = 20  # vLLM's own limit
-ROW_SECONDS = 540
-CACHES = {
-    "TILELANG_CACHE_DIR": "tilelang",
-    "TRITON_CACHE_DIR": "triton",
-    "DG_JIT_CACHE_DIR": "deep_gemm",
-    "VLLM_CACHE_ROOT": "vllm",
-}
-ENVIRONMENT = {
-    "VLLM_USE_V2_MODEL_RUNNER": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_DEEP_GEMM_WARMUP": "skip",
-    "HF_HUB_OFFLINE": "1",
-}
 PROGRAM = "bench.gpu.v4"
 
 
@@ -108,7 +93,7 @@ def keys() -> dict[str, Any]:
         # DeepGEMM's projection, which isn't TileLang's, is compiled by the engines that need it.
         functions_of_deep_gemm = importlib.import_module("vllm.utils.deep_gemm")
         with _replaced(functions_of_deep_gemm, "tf32_hc_prenorm_gemm", lambda *_args: None):
-            for recorded.tokens in range(1, BATCHED + 1):
+            for recorded.tokens in range(1, v4_rows.BATCHED + 1):
                 for name, call in arguments_of_mhc(recorded.tokens).items():
                     call(getattr(functions, name))
     started = time.perf_counter()
@@ -224,21 +209,8 @@ def engine(arm: str, checkpoint: Path) -> dict[str, Any]:
     width = 1 if speculation == "none" else K + 1
     imported = time.perf_counter() - started
     llm = LLM(
-        model=str(checkpoint),
-        tokenizer_mode="hf",
-        dtype="bfloat16",
-        kv_cache_dtype="fp8",
-        block_size=256,
-        max_model_len=LENGTH,
-        max_num_seqs=SEQUENCES,
-        max_num_batched_tokens=BATCHED,
+        **v4_rows.engine_settings(checkpoint, 0 if speculation == "none" else K),
         gpu_memory_utilization=0.5,
-        enable_prefix_caching=False,
-        disable_log_stats=False,
-        seed=0,
-        speculative_config=None
-        if speculation == "none"
-        else {"method": "dspark", "num_speculative_tokens": K},
         compilation_config={"cudagraph_capture_sizes": [batch * width for batch in BATCHES]},
     )
     boot = time.perf_counter() - started
@@ -393,64 +365,7 @@ def child(row: str, work: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run one process per missing row; a row that fails holds its last words."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True, help="checkpoint and caches; 5 GB")
-    parser.add_argument("--rows", default=",".join(ROWS), help="which rows, in order, with commas")
-    parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    start.require(PROGRAM)
-    if arguments.row:
-        result = child(arguments.row, arguments.work)
-        arguments.out.write_text(json.dumps(result))
-        return
-    work = arguments.work.resolve()
-    checkpoint = work / "checkpoint"
-    if not (checkpoint / "tokenizer.json").exists():
-        started = time.perf_counter()
-        v4_checkpoint.write(checkpoint)
-        print(f"checkpoint written in {time.perf_counter() - started:.0f} s", flush=True)
-    document: dict[str, Any] = {"rows": {}}
-    if arguments.out.exists():
-        document = json.loads(arguments.out.read_text())
-    document |= {
-        **start.heading(PROGRAM),
-        "versions": {name: version(name) for name in ("torch", "triton", "tilelang", "vllm")},
-        "model": {
-            name: v4_checkpoint.CONFIG[name] for name in ("num_hidden_layers", "n_mtp_layers", "hidden_size")
-        },
-    }
-    environment = os.environ | ENVIRONMENT | {name: str(work / folder) for name, folder in CACHES.items()}
-    for row in arguments.rows.split(","):
-        if "error" in document["rows"].get(row, {"error": "missing"}):
-            host = {"host": document["machine"]["host"], "date": document["date"]}
-            document["rows"][row] = _run(row, work, environment) | host
-            arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-            print(row, json.dumps(document["rows"][row])[:2000], flush=True)
-    start.conclude(PROGRAM, sum("error" in row for row in document["rows"].values()))
-
-
-def _run(row: str, work: Path, environment: dict[str, str]) -> dict[str, Any]:
-    result, log = work / "row.json", work / f"{row.replace(' ', '-').replace('=', '')}.log"
-    result.unlink(missing_ok=True)
-    # `serve` starts processes of its own; in the other rows the engine is in the process.
-    alone = {} if row == "serve" else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": ""}
-    command = [sys.executable, "-m", "bench.gpu.v4", "--out", str(result), "--work", str(work), "--row", row]
-    with log.open("w") as output:
-        try:
-            subprocess.run(
-                command,
-                env=environment | alone,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=ROW_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"did not end within {ROW_SECONDS} s", "log": log.read_text()[-1500:]}
-    if result.exists():
-        return json.loads(result.read_text())  # type: ignore[no-any-return]
-    return {"error": log.read_text()[-3000:]}
+    v4_rows.run(PROGRAM, __doc__.partition("\n")[0], ROWS, child, serves=("serve",))
 
 
 if __name__ == "__main__":
