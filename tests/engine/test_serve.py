@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, WITH_THEIR_MODULES
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE
 from dspark_deploy.tiny import language
 from tests.engine.served import EXTRA_SET, Served, all_gone, served
 from tests.support.cli import Tune
@@ -53,8 +53,9 @@ def test_serves_reports_its_patches_and_leaves_nothing(tmp_path: Path, tune: Tun
             assert states["triton-interpreter-driver"] == "applied"
             assert states["vllm-triton-enabled"] == "applied"
         worker = processes[-1]
+        assert worker["milliseconds"]["late"] < 200, "once; 52 on two slow cores, and more without .pyc files"
         twins = [patch for patch in worker["patches"] if patch["name"].startswith("twin:")]
-        every = len(CATALOGUE) + len(WITH_THEIR_MODULES)
+        every = len(CATALOGUE)
         expected = 0 if "engine.cpu_twins=false" in EXTRA_SET else every
         assert [patch["state"] for patch in twins] == ["applied"] * expected
         with server.client() as client:

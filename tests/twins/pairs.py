@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, WITH_THEIR_MODULES, Twin, install
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, Twin, install
 from dspark_deploy.plugin.cpu_engine.twins.launcher import DECLINED, TwinKernel
 
-TWINS: dict[str, Twin] = {twin.twin.split(":")[1]: twin for twin in (*CATALOGUE, *WITH_THEIR_MODULES)}
+TWINS: dict[str, Twin] = {twin.twin.split(":")[1]: twin for twin in CATALOGUE}
 SEEDS = st.integers(0, 2**32 - 1)
 
 # An interpreted launch takes milliseconds to seconds, so examples are few and have no deadline.

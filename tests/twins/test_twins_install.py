@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import subprocess
 import sys
 import types
 
@@ -82,7 +83,8 @@ def test_a_twin_of_a_module_that_is_not_loaded_waits_for_it(monkeypatch):
     found = []
     name = "vllm.v1.attention.backends.mla.compressor_utils"
     twin = TWINS["compressed_slot_mapping"]
-    monkeypatch.setattr(install, "WITH_THEIR_MODULES", (twin,))
+    monkeypatch.setattr(install, "CATALOGUE", (twin,))
+    monkeypatch.setattr(install, "SHORTCUTS", ())
     original = kernel("compressed_slot_mapping")
     monkeypatch.delitem(sys.modules, name)
     package = importlib.import_module(name.rpartition(".")[0])
@@ -92,6 +94,38 @@ def test_a_twin_of_a_module_that_is_not_loaded_waits_for_it(monkeypatch):
     module = importlib.import_module(name)
     assert [patch.name for patch in found] == ["twin:CompressedSlotMappingKernel"]
     assert found[0].target == twin.kernel and module.CompressedSlotMappingKernel.kernel is not original
+
+
+WORKERS_OWN = """
+import sys
+import vllm.v1.worker.cpu.shm
+import vllm.v1.worker.cpu.model_runner
+from dspark_deploy.plugin.cpu_engine import worker
+print(worker._RUNNER in sys.modules)
+from dspark_deploy.plugin.cpu_engine.twins import install
+print(*filter(install._is_awaited, install._by_module()))
+"""
+
+
+def test_what_is_loaded_for_the_twins_is_what_the_worker_loads_in_any_case():
+    """So its time is not the plugin's. The modules of drafts wait for an engine with one."""
+    found = subprocess.run([sys.executable, "-c", WORKERS_OWN], capture_output=True, text=True, check=True)
+    own, awaited = found.stdout.splitlines()[-2:]
+    assert own == "True"
+    assert sorted(awaited.split()) == [
+        "vllm.v1.worker.gpu.spec_decode.dflash.speculator",
+        "vllm.v1.worker.gpu.spec_decode.dspark.speculator",
+    ]
+
+
+def test_a_module_that_this_vllm_lacks_is_refused_by_name(monkeypatch):
+    twin = dataclasses.replace(
+        TWINS["post_update"], kernel="vllm.v1.worker.gone.input_batch._post_update_kernel"
+    )
+    monkeypatch.setattr(install, "CATALOGUE", (twin,))
+    monkeypatch.setattr(install, "SHORTCUTS", ())
+    (patch,) = install.loaded()
+    assert patch.examine().reason == "there is no module vllm.v1.worker.gone"
 
 
 def test_every_importer_of_a_kernel_is_rebound(monkeypatch):

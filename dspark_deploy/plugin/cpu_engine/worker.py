@@ -15,6 +15,7 @@ from typing import Any
 from dspark_deploy.plugin.registry import READY, Patch, Verdict, refused
 
 _WORKER_CALL = "register_triton_kernel_overrides"
+_RUNNER = "vllm.v1.worker.gpu.model_runner"
 _SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
 
 
@@ -29,22 +30,14 @@ def hook(cpu_twins: bool, apply_late: Callable[[list[Patch]], None]) -> Patch:
     )
 
 
-def patches(cpu_twins: bool) -> list[Patch]:
-    """The patches of a worker. Imports the modules of twins only if there are to be any."""
-    found = [
-        Patch(
-            "top-k-top-p",
-            f"{_SAMPLER}.apply_top_k_top_p_triton",
-            "requests with top_k or top_p are answered: the interpreter fails in their kernel",
-            _examine_top_k_top_p,
-            _install_top_k_top_p,
-        )
-    ]
-    if cpu_twins:
-        from dspark_deploy.plugin.cpu_engine.twins import install
-
-        found += install.patches()
-    return found
+def _top_k_top_p() -> Patch:
+    return Patch(
+        "top-k-top-p",
+        f"{_SAMPLER}.apply_top_k_top_p_triton",
+        "requests with top_k or top_p are answered: the interpreter fails in their kernel",
+        _examine_top_k_top_p,
+        _install_top_k_top_p,
+    )
 
 
 def _examine_hook() -> Verdict:
@@ -65,11 +58,15 @@ def _install_hook(cpu_twins: bool, apply_late: Callable[[list[Patch]], None]) ->
         original(cls)
         # vLLM's CPU stand-ins for CUDA calls must be in place before a runner module is imported.
         importlib.import_module("vllm.v1.worker.cpu.shm")
-        apply_late(patches(cpu_twins))
-        if cpu_twins:
-            from dspark_deploy.plugin.cpu_engine.twins import install
+        if not cpu_twins:
+            apply_late([_top_k_top_p()])
+            return
+        # The worker imports it next in any case; loaded here first, its kernels are there to be replaced.
+        importlib.import_module(_RUNNER)
+        from dspark_deploy.plugin.cpu_engine.twins import install
 
-            install.watch(apply_late)
+        apply_late([_top_k_top_p(), *install.loaded()])
+        install.watch(apply_late)
 
     setattr(CpuPlatform, _WORKER_CALL, classmethod(register))
     return "a worker will be patched when it asks for overrides"

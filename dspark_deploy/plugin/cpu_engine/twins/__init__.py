@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _GPU = "vllm.v1.worker.gpu"
+_MLA = "vllm.v1.attention.backends.mla"
 _REJECTION = f"{_GPU}.spec_decode.rejection_sampler_utils"
 
 
@@ -111,10 +112,6 @@ CATALOGUE: tuple[Twin, ...] = (
     Twin(f"{_REJECTION}._rejection_kernel", "rejection:rejection", "7cac4dfe33955a18"),
     Twin(f"{_REJECTION}._resample_kernel", "rejection:resample", "db51af24677324dd"),
     Twin(f"{_REJECTION}._insert_resampled_kernel", "rejection:insert_resampled", "31f957a1dd85acea"),
-)
-
-_MLA = "vllm.v1.attention.backends.mla"
-WITH_THEIR_MODULES: tuple[Twin, ...] = (
     Twin(
         f"{_MLA}.compressor_utils.CompressedSlotMappingKernel.kernel",
         "blocks:compressed_slot_mapping",
@@ -126,4 +123,3 @@ WITH_THEIR_MODULES: tuple[Twin, ...] = (
         "44b63d3a8e34f43f",
     ),
 )
-"""Twins of kernels that only DeepSeek-V4 launches: they wait until vLLM loads their modules."""

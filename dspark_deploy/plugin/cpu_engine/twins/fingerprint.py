@@ -7,10 +7,10 @@ constants; so the digest follows every name that is a kernel or a `tl.constexpr`
 from __future__ import annotations
 
 import hashlib
-import inspect
-import textwrap
 from collections.abc import Iterator
 from typing import Any
+
+from dspark_deploy.plugin.source import function_text
 
 
 def fingerprint(target: Any) -> str:
@@ -20,7 +20,7 @@ def fingerprint(target: Any) -> str:
     """
     digest = hashlib.sha256()
     is_kernel = hasattr(target, "fn")
-    for part in _parts(target, set()) if is_kernel else [textwrap.dedent(inspect.getsource(target))]:
+    for part in _parts(target, set()) if is_kernel else [function_text(target)]:
         digest.update(part.encode())
         digest.update(b"\0")
     return digest.hexdigest()[:16]
@@ -28,7 +28,7 @@ def fingerprint(target: Any) -> str:
 
 def _parts(kernel: Any, seen: set[str]) -> Iterator[str]:
     function = kernel.fn
-    yield textwrap.dedent(inspect.getsource(function))
+    yield function_text(function)
     for name in sorted(set(function.__code__.co_names) & function.__globals__.keys()):
         if name in seen:
             continue

@@ -4,37 +4,54 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, SHORTCUTS, WITH_THEIR_MODULES, Shortcut, Twin
+from dspark_deploy.plugin.cpu_engine.twins import CATALOGUE, SHORTCUTS, Shortcut, Twin
 from dspark_deploy.plugin.cpu_engine.twins.launcher import TwinKernel, rebind
 from dspark_deploy.plugin.registry import READY, Patch, Verdict, refused, upstream
 from dspark_deploy.plugin.when_loaded import when_loaded
 
 
-def patches() -> list[Patch]:
-    """One patch for each twin of the catalogue, and one for each shortcut."""
-    twins = [_patch(twin) for twin in CATALOGUE]
-    shortcuts = [
-        Patch(
+def loaded() -> list[Patch]:
+    """The patches of modules that are loaded, and of those that this vLLM lacks, to be refused by name."""
+    return [patch for module, patches in _by_module().items() if not _is_awaited(module) for patch in patches]
+
+
+def watch(apply_late: Callable[[list[Patch]], None]) -> None:
+    """Apply the others as soon as their module is loaded: a process that never loads it pays nothing."""
+    for module, patches in _by_module().items():
+        if _is_awaited(module):
+            when_loaded(module, lambda _module, patches=patches: apply_late(patches))  # type: ignore[misc]
+
+
+def _by_module() -> dict[str, list[Patch]]:
+    found: dict[str, list[Patch]] = {}
+    for twin in CATALOGUE:
+        found.setdefault(_place(twin.kernel)[0], []).append(_patch(twin))
+    for shortcut in SHORTCUTS:
+        patch = Patch(
             f"shortcut:{shortcut.wrapper.split(':')[1]}",
             shortcut.function,
             "a greedy step without the small calls around its kernels",
             functools.partial(_examine_shortcut, shortcut),
             functools.partial(_install_shortcut, shortcut),
         )
-        for shortcut in SHORTCUTS
-    ]
-    return twins + shortcuts
+        found.setdefault(_place(shortcut.function)[0], []).append(patch)
+    return found
 
 
-def watch(apply_late: Callable[[list[Patch]], None]) -> None:
-    """Apply the twins that wait for their modules, as soon as each is loaded."""
-    for twin in WITH_THEIR_MODULES:
-        module = twin.kernel.rsplit(".", 2)[0]
-        when_loaded(module, lambda _module, twin=twin: apply_late([_patch(twin)]))  # type: ignore[misc]
+def _is_awaited(module: str) -> bool:
+    """Whether this vLLM has the module and this process has not loaded it yet."""
+    if module in sys.modules:
+        return False
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _patch(twin: Twin) -> Patch:
@@ -102,13 +119,18 @@ def put(twin: Twin, replacement: Any) -> str:
     return f"modules that now launch it: {rebind(getattr(owner, name), replacement)}"
 
 
-def _owner(qualified: str) -> tuple[Any, str]:
-    """The module or class that holds what is called `qualified`, and its name there. Imports the module."""
+def _place(qualified: str) -> tuple[str, str, str]:
+    """Module, class or nothing, and name of what is called `qualified`."""
     path, name = qualified.rsplit(".", 1)
     module, _, attribute = path.rpartition(".")
-    if attribute[:1].isupper():
-        return getattr(importlib.import_module(module), attribute, None), name
-    return importlib.import_module(path), name
+    return (module, attribute, name) if attribute[:1].isupper() else (path, "", name)
+
+
+def _owner(qualified: str) -> tuple[Any, str]:
+    """The module or class that holds what is called `qualified`, and its name there. Imports the module."""
+    module, attribute, name = _place(qualified)
+    owner = importlib.import_module(module)
+    return (getattr(owner, attribute, None) if attribute else owner), name
 
 
 def _examine_shortcut(shortcut: Shortcut) -> Verdict:
