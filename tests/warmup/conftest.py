@@ -100,7 +100,8 @@ _starting = threading.Lock()
 def _run(version: str, arch: str, guard: str, provider: str, platform: str, asked: str) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder, document = Path(name), json.loads(asked)
-        settings = Settings(platform, folder / "processes", mhc_provider=provider, jit_guard=guard)
+        # With `refuse`, vLLM 0.27.1 and 0.30.0 would stop at their wrong kernels.
+        settings = Settings(platform, folder / "processes", True, provider, "warn", guard)
         settings.write(folder / "s.json")
         own = caches(folder) | {SETTINGS_ENV: str(folder / "s.json")}
         kind = (version, arch, document["aiter"])

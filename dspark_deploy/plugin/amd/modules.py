@@ -47,7 +47,9 @@ def makers(
     return {
         provider.LAYERS: functools.partial(provider.patch, provider=settings.mhc_provider),
         provider.TRITON_KERNELS: functools.partial(provider.collapse_patch, provider=settings.mhc_provider),
-        wave64.KERNELS: wave64.patch,
+        wave64.KERNELS: functools.partial(
+            wave64.patch, policy=settings.mhc_gate, provider=settings.mhc_provider
+        ),
         **dict.fromkeys(DRAFTS, fused_post.patch),
         **dict.fromkeys((capture_guard.TILELANG, capture_guard.TRITON, capture_guard.AITER), guard),
         runner.RUNNER: functools.partial(runner.runner_patch, compiles=compiles, warm=warm),
