@@ -17,9 +17,10 @@ import ast
 import functools
 import inspect
 import itertools
+import linecache
 import operator
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +52,7 @@ class Group:
 
     reductions: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
+    thread: bool = False  # whether the thread's number is asked for
 
     def add(self, other: Group) -> None:
         """Take in what these threads do as well."""
@@ -94,10 +96,23 @@ def _asks_for_thread(function: Callable[..., Any]) -> bool:
     return any(_attribute(each) == THREAD for each in ast.walk(_definition(function)))
 
 
+def _text(function: Callable[..., Any]) -> str:
+    """A function's text. That of a function at the top of its file is read without tokenizing the file."""
+    code = function.__code__
+    lines = linecache.getlines(code.co_filename)
+    begin = code.co_firstlineno - 1
+    ends = [end for _, end, _, _ in code.co_positions() if end is not None]
+    if not lines or not ends or max(ends) > len(lines) or lines[begin][:1].isspace():
+        return textwrap.dedent(inspect.getsource(function))
+    after = range(max(ends), len(lines))
+    end = next((i for i in after if lines[i].strip() and not lines[i][:1].isspace()), len(lines))
+    return "".join(lines[begin:end])
+
+
 @functools.cache
 def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        tree = ast.parse(_text(function))
     except (OSError, SyntaxError) as error:
         raise NotUnderstoodError(f"its text can't be read: {error}") from error
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
@@ -107,15 +122,13 @@ def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
 
 def _groups(function: Callable[..., Any]) -> dict[frozenset[int], Group]:
     definition = _definition(function)
-    launches = [
-        node
-        for node in ast.walk(definition)
-        if isinstance(node, ast.With)
-        and any(_attribute(item.context_expr) == "Kernel" for item in node.items)
-    ]
-    if len(launches) != 1 or launches[0] not in definition.body:
-        raise NotUnderstoodError(f"{len(launches)} `T.Kernel` at its top level instead of one")
+    launches = [node for node in definition.body if isinstance(node, ast.With)]
+    if len(launches) != 1 or _attribute(launches[0].items[0].context_expr) != "Kernel":
+        raise NotUnderstoodError(f"{len(launches)} `with` at its top level instead of one, `T.Kernel`")
     launch = launches[0]
+    for node in definition.body:
+        if node is not launch and any(_attribute(each) == "Kernel" for each in ast.walk(node)):
+            raise NotUnderstoodError(f"line {node.lineno}: another `T.Kernel`")
     scope = _Scope(function)
     call: Any = launch.items[0].context_expr
     given = [keyword.value for keyword in call.keywords if keyword.arg == "threads"]
@@ -160,12 +173,25 @@ def _walk(
             raise NotUnderstoodError(f"line {node.lineno}: a statement `{type(node).__name__.lower()}`")
 
 
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Every statement, those within branches and loops after the one they are in."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.For)):
+            yield from _statements([*node.body, *node.orelse])
+
+
 def _attribute(node: ast.AST) -> str | None:
     """`name` of a call `T.name(...)`."""
     func = node.func if isinstance(node, ast.Call) else None
     if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "T":
         return func.attr
     return None
+
+
+@functools.cache
+def _scope(function: Callable[..., Any]) -> _Scope:
+    return _Scope(function)
 
 
 class _Scope:
@@ -181,6 +207,7 @@ class _Scope:
         self.locals: dict[str, ast.expr] = {}
         self.choices: dict[str, bool] = {}
         self._read: dict[ast.AST, Group] = {}
+        self._helpers: dict[tuple[Any, int], Any] = {}
         self._depends: dict[ast.AST, bool] = {}
         self._atoms: dict[ast.AST, str] = {}
 
@@ -191,12 +218,14 @@ class _Scope:
             for each in ast.walk(node):
                 if isinstance(each, ast.Name):
                     found.names.add(each.id)
+                if not isinstance(each, ast.Call):
+                    continue
                 name = _attribute(each)
                 if name in REDUCTIONS:
                     found.reductions.add(ast.unparse(each))
-                elif isinstance(each, ast.Call) and not (
-                    name in HARMLESS or name == THREAD or self.helper(each) is not None
-                ):
+                elif name == THREAD or self.helper(each) is not None:
+                    found.thread = True
+                elif name not in HARMLESS:
                     called = ast.unparse(each.func)
                     raise NotUnderstoodError(f"line {each.lineno}: `{called}`, of which nothing is known")
         return self._read[node]
@@ -214,6 +243,10 @@ class _Scope:
             self._depends[node] = self._thread_in(node)
         return self._depends[node]
 
+    def _may_depend(self, node: ast.stmt) -> bool:
+        read = self.read(node)
+        return read.thread or bool(read.names & self.locals.keys())
+
     def _thread_in(self, node: ast.AST) -> bool:
         return any(
             (isinstance(each, ast.Name) and each.id in self.locals)
@@ -224,13 +257,14 @@ class _Scope:
     def learn(self, launch: ast.With) -> None:
         """Find the locals made of the thread's number. Raises where one is more than one plain name."""
         assigned: dict[str, int] = {}
-        for node in ast.walk(launch):
+        for node in _statements(launch.body):
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names = [target.id for target in targets if isinstance(target, ast.Name)]
                 for name in names:
                     assigned[name] = assigned.get(name, 0) + 1
-                if node.value is not None and self.depends(node.value):
+                # The names of `T` and helpers first: most statements have neither, nor a local of this kind.
+                if node.value is not None and self._may_depend(node) and self.depends(node.value):
                     if len(names) != 1 or len(targets) != 1:
                         raise NotUnderstoodError(f"line {node.lineno}: the thread's number is kept in memory")
                     self.locals[names[0]] = node.value
@@ -241,7 +275,7 @@ class _Scope:
 
     def atoms(self, launch: ast.With) -> list[str]:
         """Conditions beside the thread's number that decide branches along with it, by their text."""
-        for node in ast.walk(launch):
+        for node in _statements(launch.body):
             if isinstance(node, ast.If) and self.depends(node.test):
                 self._find_atoms(node.test)
         return sorted(set(self._atoms.values()))
@@ -294,7 +328,10 @@ class _Scope:
                 return thread
             helper = self.helper(node)
             if helper is not None:
-                return _Scope(helper).returned(_definition(helper).body, thread)
+                if (helper, thread) not in self._helpers:
+                    value = _scope(helper).returned(_definition(helper).body, thread)
+                    self._helpers[helper, thread] = value
+                return self._helpers[helper, thread]
         raise NotUnderstoodError(
             f"line {node.lineno}: `{ast.unparse(node)}`, whose value the text doesn't say"
         )
