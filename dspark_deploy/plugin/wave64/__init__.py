@@ -117,7 +117,7 @@ def examined(module: ModuleType) -> list[Finding]:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Trees of a kernel's text set off collections of the worker's whole heap, which cost ten times the rest."""
+    """Reading a text may set off a collection of the whole heap, which costs several times the reading."""
     enabled = gc.isenabled()
     gc.disable()
     try:
