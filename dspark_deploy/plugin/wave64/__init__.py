@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Any
 
 from dspark_deploy.plugin.registry import READY, Patch, Verdict, not_applicable, refused, upstream
-from dspark_deploy.plugin.wave64 import lowered, thread_groups
+from dspark_deploy.plugin.wave64 import thread_groups
 from dspark_deploy.plugin.wave64.thread_groups import NotUnderstoodError
 from dspark_deploy.plugin.wave64.two_launches import TwoLaunches, unmatched
 
@@ -147,6 +147,8 @@ def _finding(name: str, kernel: Any) -> Finding:
 
 def _by_generated_source(name: str, kernel: Any, function: Callable[..., Any], by_text: str) -> Finding:
     """What TileLang generates, for a kernel whose text holds `by_text`, which isn't understood."""
+    from dspark_deploy.plugin.wave64 import lowered
+
     try:
         wrong = lowered.misaligned(lowered.source(kernel, function))
     except NotUnderstoodError as by_source:

@@ -21,7 +21,6 @@ import linecache
 import operator
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 REDUCTIONS = {"reduce", "reduce_sum", "reduce_max", "reduce_min", "reduce_abssum", "reduce_absmax"}
@@ -46,13 +45,13 @@ class NotUnderstoodError(Exception):
     """A kernel's text holds what isn't known here. The message names it, with its line in the kernel."""
 
 
-@dataclass(slots=True)
 class Group:
     """What one set of threads does together: its reductions, by their text, and the names it uses."""
 
-    reductions: set[str] = field(default_factory=set)
-    names: set[str] = field(default_factory=set)
-    thread: bool = False  # whether the thread's number is asked for
+    def __init__(self) -> None:
+        self.reductions: set[str] = set()
+        self.names: set[str] = set()
+        self.thread = False  # whether the thread's number is asked for
 
     def add(self, other: Group) -> None:
         """Take in what these threads do as well."""
