@@ -20,6 +20,9 @@ from tests.support import sources
 
 DEVICE = Path(__file__).parent / "device"
 COMMON = ("g++", "-std=c++17", "-w", "-fPIC", "-fno-omit-frame-pointer", "-ffp-contract=off", f"-I{DEVICE}")
+# Each access to memory, each basic block, and each copy of variable length comes to the emulator.
+HOOKS = ("-fsanitize=thread", "-fsanitize-coverage=trace-pc")
+WRAPPED = tuple(f"-Wl,--wrap={name}" for name in ("memcpy", "memmove", "memset"))
 POLICIES = {"zero": 0, "stale": 1, "own": 2, "poison": 3}
 ORDERS = {"forward": 0, "backward": 1, "random": 2}
 
@@ -52,14 +55,17 @@ SCHEDULES = (
 
 
 class Report(ctypes.Structure):
-    """What a run met. `races` are accesses of two waves to one byte of shared memory in one barrier interval,
-    one of them a write; `wave_synchronous` are reads ordered by the wave's lockstep alone."""
+    """What a run met. `races` are accesses of two waves to one byte of shared memory or of an output in one
+    barrier interval, one of them a write, and not both atomic; two writes of the same value are counted as
+    `same_value` instead. `wave_synchronous` are reads ordered by the wave's lockstep alone. `out_of_bounds`
+    are accesses outside the launch's shared memory and tensors, and writes to inputs."""
 
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
             *("shuffles", "inactive_reads", "divergent_barriers", "races", "wave_synchronous"),
-            *("out_of_bounds", "uninitialised", "switches", "race_offset", "race_first", "race_second"),
+            *("out_of_bounds", "uninitialised", "switches", "same_value"),
+            *("race_offset", "race_first", "race_second"),
         )
     ]
 
@@ -86,18 +92,29 @@ class Kernel:
 
     def run(self, case: Case, wave: int, schedule: Schedule) -> Report:
         """Launch on the tensors of `case`, whose outputs are written."""
-        tensors = case.inputs | {name: output.inner for name, output in case.outputs.items()}
+        tensors = case.inputs | {name: output.bits for name, output in case.outputs.items()}
         values: list[ctypes._SimpleCData[int]] = []
-        for kind, name in self.parameters:
+        count = len(self.parameters)
+        sizes, outputs, writes = (
+            (ctypes.c_int64 * count)(),
+            (ctypes.c_int * count)(),
+            (ctypes.c_int64 * count)(),
+        )
+        for i, (kind, name) in enumerate(self.parameters):
             if kind.endswith("*"):
                 values.append(ctypes.c_void_p(tensors[name].data_ptr()))
+                sizes[i] = tensors[name].numel() * tensors[name].element_size()
+                outputs[i] = name in case.outputs
             else:
                 values.append(ctypes.c_int(case.scalars[name]))
-        arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        arguments = (ctypes.c_void_p * count)(*(ctypes.addressof(value) for value in values))
         report = Report()
         self._library.simt_run(
             self._library.simt_entry,
             arguments,
+            count,
+            sizes,
+            outputs,
             (ctypes.c_uint * 3)(*case.grid),
             (ctypes.c_uint * 3)(self.threads, 1, 1),
             ctypes.c_uint(self.shared_bytes),
@@ -108,7 +125,11 @@ class Kernel:
             ctypes.c_uint32(schedule.seed),
             schedule.fill,
             ctypes.byref(report),
+            writes,
         )
+        for (_, name), written in zip(self.parameters, writes, strict=True):
+            if name in case.outputs:
+                case.outputs[name].writes += written
         return report
 
 
@@ -145,7 +166,9 @@ def emulated(text: str, signature: list[tuple[str, str]]) -> str:
     assert not raw, f"{raw and raw.group()} isn't emulated"
     name = re.findall(r"__global__ void[^(]*\([^)]*\) (\w+)\(", text)[0]
     arguments = ", ".join(f"*({kind}*)arguments[{i}]" for i, (kind, _) in enumerate(signature))
-    return f'{text}\nextern "C" void simt_entry(void **arguments) {{ {name}({arguments}); }}\n'
+    # What the entry itself reads is no access of the kernel's.
+    unseen = '__attribute__((no_sanitize("thread")))'
+    return f'{text}\nextern "C" {unseen} void simt_entry(void **arguments) {{ {name}({arguments}); }}\n'
 
 
 def compiled(text: str) -> Path:
@@ -177,9 +200,9 @@ def compiled(text: str) -> Path:
         )
     # -O0 keeps the program in the order of its text; the sanitizer's hooks bring every access to the
     # emulator.
-    _run([*COMMON, "-O0", "-fsanitize=thread", f"-I{templates}", "-c", str(kernel), "-o", str(kernel_object)])
+    _run([*COMMON, "-O0", *HOOKS, f"-I{templates}", "-c", str(kernel), "-o", str(kernel_object)])
     partial = library.with_suffix(".partial")
-    _run(["g++", "-shared", "-o", str(partial), str(kernel_object), str(runtime_object)])
+    _run(["g++", "-shared", *WRAPPED, "-o", str(partial), str(kernel_object), str(runtime_object)])
     partial.replace(library)
     return library
 

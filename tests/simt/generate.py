@@ -108,9 +108,7 @@ def _prim_func(job: Job) -> tuple[Any, dict[str, Any]]:
         return getattr(mhc_pre_tilelang, job.kernel)(**job.params), configs
     jit = upstream.jit_function(getattr(upstream.kernels(), cases.UPSTREAM[job.kernel]))
     built = cases.case(job.kernel, job.hidden, 1, job.params)
-    tensors = built.inputs | {
-        name: out.inner.view(out.dtype).view(out.shape) for name, out in built.outputs.items()
-    }
+    tensors = built.inputs | {name: out.tensor for name, out in built.outputs.items()}
     names = [name for name in jit.signature.parameters if name in tensors and name not in job.params]
     params = {name: value for name, value in job.params.items() if name != "splits"}
     return jit.get_tir(*(tensors[name] for name in names), **params), jit.pass_configs

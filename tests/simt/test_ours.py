@@ -36,6 +36,7 @@ def test_right_in_every_schedule(job: Job) -> None:
                 assert error.right, (str(job), tokens, schedule, name, error)
             assert not report.faults(), (str(job), tokens, schedule, report.faults())
             assert not report.uninitialised and not report.wave_synchronous, (str(job), tokens, schedule)
+            assert not report.divergent_barriers, (str(job), tokens, schedule, "reached by the whole block")
 
 
 def test_no_lane_reads_another_lanes_register() -> None:

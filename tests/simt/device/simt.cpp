@@ -5,9 +5,14 @@
 // with an EXEC mask does it; a branch that all lanes agree on is therefore taken by all, and no lane visits the
 // other side. At -O0 addresses follow the source, so the stack of return addresses orders program points.
 //
+// Within a loop a lane in an earlier iteration goes first, and only lanes in the same one are a group: a lane counts
+// the backward jumps of each loop that it is in (loops.h).
+//
 // A barrier is per wave: it counts when any of a wave's lanes reaches it, and ended waves aren't waited for.
-// Kernels are compiled with -fsanitize=thread; its hooks, below, are how each access comes here.
+// Kernels are compiled with -fsanitize=thread and -fsanitize-coverage=trace-pc; their hooks, below, are how each
+// access and each basic block comes here. Memory, its bounds and its races are in memory.h.
 #include "simt.h"
+#include "loops.h"
 #include <algorithm>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,12 +20,12 @@
 #include <vector>
 
 namespace simt {
-enum { LDS_BYTES = 160 << 10, GUARD_BYTES = 16 << 10, STACK_BYTES = 256 << 10, FRAMES = 24 };
+enum { STACK_BYTES = 256 << 10 };
 enum State { READY, SHUFFLE, BARRIER, ACCESS, DONE };
 enum Policy { ZERO, STALE, OWN, POISON };  // what a shuffle reads from a lane that isn't active
 enum Order { FORWARD, BACKWARD, RANDOM };  // which wave runs next
 
-alignas(1024) unsigned char lds[LDS_BYTES + GUARD_BYTES];
+unsigned char *lds;
 Fiber *cur;
 Index block_idx, block_dim, grid_dim;
 int wave = 64;
@@ -31,27 +36,21 @@ struct Lane : Fiber {
   void *value; int bytes, src;
   uint64_t reg; // what this lane last gave to a shuffle
   uintptr_t pc[FRAMES]; int depth;
-};
-struct Shadow { // of one byte of shared memory
-  uint32_t written_in = 0, read_in = 0; // barrier interval, from 1
-  uint32_t readers = 0;                 // waves that read it in that interval
-  int16_t writer = -1;
-};
-struct Report {
-  int64_t shuffles, inactive_reads, divergent_barriers, races, wave_synchronous, out_of_bounds, uninitialised, switches;
-  int64_t race_offset, race_first, race_second; // of the first race: byte, and the two threads
+  const Frame *frame[FRAMES]; // that pc is in
+  Loops loops;
 };
 
 static std::vector<Lane> lanes;
-static std::vector<Shadow> shadow;
 static void *scheduler_sp;
-static Report *report;
 static int policy;
-static uint32_t interval;
-static unsigned dynamic_bytes;
+static bool inside; // whether a lane runs, and not the emulator
 static void (*kernel)(void **);
 static void **kernel_args;
 static char *stacks;
+
+static void park(State state, void *frame);
+extern "C" void *__real_memcpy(void *, const void *, size_t);
+#include "memory.h"
 
 // switch_stack(save, load): saves callee-saved registers and the stack pointer, and continues on another stack.
 extern "C" void switch_stack(void **save, void *load);
@@ -65,6 +64,7 @@ asm(".text\n.globl switch_stack\nswitch_stack:\n"
 
 static void trampoline() {
   kernel(kernel_args);
+  settle();
   Lane *l = (Lane *)cur;
   l->state = DONE;
   switch_stack(&l->sp, scheduler_sp);
@@ -77,16 +77,22 @@ static void start(Lane &l) {
   l.sp = top;
   l.state = READY;
   l.reg = 0;
+  l.loops.clear();
 }
 // Return addresses, outermost first: in lexicographic order they are in program order.
 static __attribute__((noinline)) void park(State state, void *frame) {
   Lane *l = (Lane *)cur;
+  settle();
   uintptr_t inner_first[FRAMES];
+  const Frame *frames[FRAMES];
   char *low = stacks + size_t(l->linear) * STACK_BYTES, *high = low + STACK_BYTES;
   l->depth = 0;
-  for (void **f = (void **)frame; (char *)f >= low && (char *)f < high - 16 && l->depth < FRAMES; f = (void **)f[0])
+  for (void **f = (void **)frame; (char *)f >= low && (char *)f < high - 16 && l->depth < FRAMES; f = (void **)f[0]) {
+    frames[l->depth] = l->loops.at((uintptr_t)f[0]);
     inner_first[l->depth++] = (uintptr_t)f[1];
+  }
   std::reverse_copy(inner_first, inner_first + l->depth, l->pc);
+  std::reverse_copy(frames, frames + l->depth, l->frame);
   l->state = state;
   report->switches++;
   switch_stack(&l->sp, scheduler_sp);
@@ -98,39 +104,13 @@ void permute(void *value, int bytes, int src) {
 }
 void barrier() { park(BARRIER, __builtin_frame_address(0)); }
 
-static void race(int64_t offset, int first, int second) {
-  if (!report->races++) { report->race_offset = offset; report->race_first = first; report->race_second = second; }
-}
-// Two accesses of different waves to one byte, one of them a write, in one barrier interval: unordered.
-// Of different lanes of one wave: ordered by the wave's program counter alone, which is counted apart.
-static void check(int64_t at, size_t bytes, bool write) {
-  int thread = cur->linear, w = thread / wave;
-  bool crossed = false, synchronous = false, uninitialised = false;
-  int other = -1;
-  for (int64_t i = at; i < at + (int64_t)bytes; i++) {
-    Shadow &s = shadow[i];
-    bool fresh = s.written_in == interval && s.writer != thread;
-    if (fresh && s.writer / wave != w) { crossed = true; other = s.writer; }
-    else if (fresh && !write) synchronous = true;
-    if (write && s.read_in == interval && (s.readers & ~(1u << w))) { crossed = true; other = -2; }
-    if (!write && !s.written_in) uninitialised = true;
-    if (write) { s.written_in = interval; s.writer = thread; }
-    else { if (s.read_in != interval) s.readers = 0; s.read_in = interval; s.readers |= 1u << w; }
-  }
-  if (crossed) race(at, other, thread);
-  report->wave_synchronous += synchronous;
-  report->uninitialised += uninitialised;
-}
-void touch(const void *address, size_t bytes, bool write) {
-  int64_t at = (const unsigned char *)address - lds;
-  if (at < 0 || at >= LDS_BYTES + GUARD_BYTES) return; // not shared memory
-  park(ACCESS, __builtin_frame_address(0));
-  if (at + (int64_t)bytes > dynamic_bytes) report->out_of_bounds++;
-  else check(at, bytes, write);
-}
-
+// Whether `a` is at an earlier program point than `b`: by call stack, outermost first, and by iteration.
 static bool before(const Lane *a, const Lane *b) {
-  return std::lexicographical_compare(a->pc, a->pc + a->depth, b->pc, b->pc + b->depth);
+  for (int k = 0; k < a->depth && k < b->depth; k++) {
+    int order = compare(a->frame[k], a->pc[k], b->frame[k], b->pc[k]);
+    if (order) return order < 0;
+  }
+  return a->depth < b->depth;
 }
 static void shuffle(const std::vector<Lane *> &group, int low) {
   std::vector<char> active(wave, 0);
@@ -156,7 +136,7 @@ static Wave advance(int w, bool reverse_lanes, bool one) {
   for (;;) {
     for (int i = 0; i < high - low; i++) {
       Lane &l = lanes[reverse_lanes ? high - 1 - i : low + i];
-      if (l.state == READY) { cur = &l; switch_stack(&scheduler_sp, l.sp); }
+      if (l.state == READY) { cur = &l; inside = true; switch_stack(&scheduler_sp, l.sp); inside = false; }
     }
     Lane *first = nullptr;
     size_t live = 0;
@@ -197,21 +177,26 @@ static void run_block(Order order, bool reverse_lanes, uint32_t &random) {
 } // namespace simt
 using namespace simt;
 
-extern "C" void simt_run(void (*entry)(void **), void **args, const unsigned *grid, const unsigned *block,
-                         unsigned shared_bytes, int wave_size, int inactive, int order, int reverse_lanes,
-                         uint32_t seed, int fill, Report *out) {
-  kernel = entry; kernel_args = args; wave = wave_size; policy = inactive; report = out; dynamic_bytes = shared_bytes;
+// `sizes` has the bytes of each argument that is a tensor, and 0 for a number; `writable` says which are outputs.
+extern "C" void simt_run(void (*entry)(void **), void **args, int count, const int64_t *sizes, const int *writable,
+                         const unsigned *grid, const unsigned *block, unsigned shared_bytes, int wave_size,
+                         int inactive, int order, int reverse_lanes, uint32_t seed, int fill, Report *out,
+                         int64_t *writes) {
+  kernel = entry; wave = wave_size; policy = inactive; report = out; dynamic_bytes = shared_bytes;
   grid_dim = {grid[0], grid[1], grid[2]}; block_dim = {block[0], block[1], block[2]};
   size_t n = size_t(block[0]) * block[1] * block[2];
   lanes.assign(n, Lane{});
-  void *memory = mmap(nullptr, n * STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) { perror("simt: stacks"); abort(); }
-  stacks = (char *)memory;
+  Mapping stack(n * STACK_BYTES), local(2 * WIDE + LDS_BYTES);
+  stacks = stack.memory;
+  lds = (unsigned char *)local.memory + WIDE;
+  Arena arena(args, count, sizes, writable);
+  kernel_args = arena.pointers.data();
+  interval = 0;
   for (unsigned z = 0; z < grid[2]; z++) for (unsigned y = 0; y < grid[1]; y++) for (unsigned x = 0; x < grid[0]; x++) {
     block_idx = {x, y, z};
-    memset(lds, fill, sizeof lds);
+    memset(lds, fill, LDS_BYTES);
     shadow.assign(dynamic_bytes, Shadow{});
-    interval = 1;
+    interval++;
     for (size_t i = 0; i < n; i++) {
       lanes[i].linear = i;
       lanes[i].tid = {unsigned(i % block[0]), unsigned(i / block[0] % block[1]), unsigned(i / block[0] / block[1])};
@@ -219,21 +204,43 @@ extern "C" void simt_run(void (*entry)(void **), void **args, const unsigned *gr
     }
     run_block((Order)order, reverse_lanes, seed);
   }
-  munmap(memory, n * STACK_BYTES);
+  arena.copy_back(args, writes);
 }
 
 // GCC's thread-sanitizer instrumentation calls these ahead of every access to memory that has an address.
+// A copy of variable length is a call, which the linker's --wrap brings here.
 extern "C" {
+void *__real_memmove(void *, const void *, size_t);
+void *__real_memset(void *, int, size_t);
+void *__wrap_memcpy(void *to, const void *from, size_t n) {
+  touch(from, n, READ);
+  touch(to, n, WRITE);
+  return __real_memcpy(to, from, n);
+}
+void *__wrap_memmove(void *to, const void *from, size_t n) {
+  touch(from, n, READ);
+  touch(to, n, WRITE);
+  return __real_memmove(to, from, n);
+}
+void *__wrap_memset(void *to, int value, size_t n) {
+  touch(to, n, WRITE);
+  return __real_memset(to, value, n);
+}
 #define SIMT_HOOK(N)                                                                  \
-  void __tsan_read##N(void *a) { touch(a, N, false); }                                \
-  void __tsan_write##N(void *a) { touch(a, N, true); }                                \
-  void __tsan_unaligned_read##N(void *a) { touch(a, N, false); }                      \
-  void __tsan_unaligned_write##N(void *a) { touch(a, N, true); }
+  void __tsan_read##N(void *a) { touch(a, N, READ); }                                \
+  void __tsan_write##N(void *a) { touch(a, N, WRITE); }                                \
+  void __tsan_unaligned_read##N(void *a) { touch(a, N, READ); }                      \
+  void __tsan_unaligned_write##N(void *a) { touch(a, N, WRITE); }
 SIMT_HOOK(1) SIMT_HOOK(2) SIMT_HOOK(4) SIMT_HOOK(8) SIMT_HOOK(16)
 #undef SIMT_HOOK
-void __tsan_read_range(void *a, size_t n) { touch(a, n, false); }
-void __tsan_write_range(void *a, size_t n) { touch(a, n, true); }
+void __tsan_read_range(void *a, size_t n) { touch(a, n, READ); }
+void __tsan_write_range(void *a, size_t n) { touch(a, n, WRITE); }
 void __tsan_func_entry(void *) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
+// At the start of each basic block.
+void __sanitizer_cov_trace_pc() {
+  void **own = (void **)__builtin_frame_address(0), **caller = (void **)own[0];
+  if (inside) ((Lane *)cur)->loops.enter((uintptr_t)caller, (uintptr_t)caller[1], (uintptr_t)own[1]);
+}
 }

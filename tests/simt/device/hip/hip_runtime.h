@@ -66,11 +66,19 @@ template <class V> V __shfl_up(V v, unsigned delta, int width = simt::wave) {
 template <class V> V __shfl(V v, int src, int width = simt::wave) {
   return simt::bpermute(v, (src & (width - 1)) + (simt::lane() & ~(width - 1)));
 }
-// No two lanes run at once, so a plain read-modify-write is atomic.
-template <class P, class V> P atomicAdd(P *p, V v) { P old = *p; *p = old + v; return old; }
-template <class P, class V> P atomicMax(P *p, V v) { P old = *p; if (old < v) *p = v; return old; }
-template <class P, class V> P atomicMin(P *p, V v) { P old = *p; if (v < old) *p = v; return old; }
-template <class P, class V> P atomicOr(P *p, V v) { P old = *p; *p = old | v; return old; }
+// No two lanes run at once, so a plain read-modify-write is atomic; it is one access, without the hooks of two.
+#define SIMT_ATOMIC(NAME, RESULT)                                                                   \
+  template <class P, class V> __attribute__((no_sanitize("thread"))) P NAME(P *p, V v) {             \
+    simt::touch(p, sizeof(P), simt::ATOMIC);                                                        \
+    P old = *p;                                                                                     \
+    *p = RESULT;                                                                                    \
+    return old;                                                                                     \
+  }
+SIMT_ATOMIC(atomicAdd, old + v)
+SIMT_ATOMIC(atomicMax, old < v ? v : old)
+SIMT_ATOMIC(atomicMin, v < old ? v : old)
+SIMT_ATOMIC(atomicOr, old | v)
+#undef SIMT_ATOMIC
 
 struct hip_bfloat16 { // rounds to nearest even; NaN stays NaN
   uint16_t data;

@@ -7,11 +7,9 @@ namespace tl {
 inline void cp_async_commit() {}
 template <int N = 0> inline void cp_async_wait() {}
 template <int N> inline void cp_async_gs(void *to, void const *from) {
-  simt::touch(to, N, true);
   memcpy(to, from, N);
 }
 template <int N> inline void cp_async_gs_conditional(void *to, void const *from, bool wanted) {
-  simt::touch(to, N, true);
   if (wanted) memcpy(to, from, N);
   else memset(to, 0, N);
 }
