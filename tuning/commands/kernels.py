@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +67,13 @@ def kernels(
         if not streams:
             raise InputError(f"{profile}: its model has no mHC (no hc_mult in config.json); name --streams")
     hidden, streams = hidden or V4_HIDDEN, streams or V4_STREAMS
-    found = {name: run_provider(name, hidden, streams) for name in names}
+    found = {}
+    for number, name in enumerate(names, 1):
+        console.print(f"provider {number} of {len(names)}: {name}, up to {LIMIT_S} s ...", markup=False)
+        started = time.monotonic()
+        found[name] = run_provider(name, hidden, streams)
+        ended = "not here" if "refused" in found[name] else "done"
+        console.print(f"  {ended} after {time.monotonic() - started:.0f} s", markup=False)
     rows = table(found)
     result: dict[str, Any] = {
         "hidden": hidden,
