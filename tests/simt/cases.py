@@ -8,7 +8,7 @@ writing must come back untouched.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -84,10 +84,13 @@ def errors(case: Case) -> dict[str, Error]:
             found[name] = Error(1.0, 0.0, 0, output.untouched())
             continue
         got = case.folds.get(name, lambda tensor: tensor)(output.values())
-        ratio = float(got.norm() / reference.norm())
-        nrmse = float((got - reference).norm() / reference.norm())
+        wanted = ~reference.isnan()  # a row that is NaN must come out as NaN
+        norm = reference[wanted].norm()
+        ratio = float(got[wanted].norm() / norm)
+        nrmse = float((got - reference)[wanted].norm() / norm)
         tolerance = BF16_NRMSE if output.dtype is torch.bfloat16 else FP32_NRMSE
-        found[name] = Error(ratio, nrmse, int(got.isnan().sum()), nrmse < tolerance)
+        kept = bool(got[~wanted].isnan().all())
+        found[name] = Error(ratio, nrmse, int(got[wanted].isnan().sum()), nrmse < tolerance and kept)
     return found
 
 
@@ -95,21 +98,40 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0)
     return (torch.randn(*shape, dtype=torch.float64) * scale).to(dtype)
 
 
+def constants(params: dict[str, Any]) -> mhc_pre.Constants:
+    """The constants that a kernel is compiled with, by vLLM's names or by ours."""
+    given = {name.removeprefix("hc_").removesuffix("_value"): value for name, value in params.items()}
+    known = {each.name: getattr(CONSTANTS, each.name) for each in fields(CONSTANTS)}
+    return mhc_pre.Constants(**{name: given.get(name, value) for name, value in known.items()})
+
+
+def _edges(residual: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
+    """With `edge_rows`, a row of zeros, one of NaN as in the padding of a captured graph, and a small one."""
+    if params.get("edge_rows"):
+        residual[0], residual[2], residual[3] = 0.0, float("nan"), residual[3] * 1e-3
+    return residual
+
+
 def _projected(
-    hidden: int, tokens: int, n_splits: int, streams: int, residual: torch.Tensor
+    hidden: int, n_splits: int, streams: int, residual: torch.Tensor, params: dict[str, Any]
 ) -> dict[str, Any]:
     """What the projection in front hands over, split along its inner dimension, and the model's constants."""
-    width = streams * hidden
+    tokens, width = len(residual), streams * hidden
     fn = torch.randn(MIXES, width, dtype=torch.float64) / width**0.5
     x = residual.reshape(tokens, width).double()
     parts = x.view(tokens, n_splits, -1)
     mul = torch.einsum("tsk,osk->sto", parts, fn.view(MIXES, n_splits, -1)).float().contiguous()
-    return {
+    given = {
         "gemm_out_mul": mul,
         "gemm_out_sqrsum": parts.square().sum(-1).t().float().contiguous(),
         "hc_scale": (torch.rand(3, dtype=torch.float64) + 0.5).float(),
         "hc_base": _random(MIXES),
     }
+    if params.get("edge_rows"):  # a logit of about 100, whose exponential no float holds
+        mean = given["gemm_out_sqrsum"][:, 1].sum() / (params.get("rms_numel") or width)
+        rms = torch.sqrt(mean + constants(params).rms_eps)
+        mul[0, 1, 2 * HC + 5] += 100 * rms / given["hc_scale"][2]
+    return given
 
 
 def _pre(name: str, hidden: int, tokens: int, params: dict[str, Any]) -> Case:
@@ -119,7 +141,8 @@ def _pre(name: str, hidden: int, tokens: int, params: dict[str, Any]) -> Case:
     streams = 1 if broadcast else HC
     shape = (tokens, hidden) if broadcast else (tokens, HC, hidden)
     residual = (torch.randn(*shape, dtype=torch.float64) * (2.0 if broadcast else scales)).bfloat16()
-    given = _projected(hidden, tokens, n_splits, streams, residual) | {"residual": residual}
+    residual, known = _edges(residual, params), constants(params)
+    given = _projected(hidden, n_splits, streams, residual, params) | {"residual": residual}
     if norm:
         given["norm_weight"] = (1 + 0.2 * torch.randn(hidden, dtype=torch.float64)).bfloat16()
     given["pre_mix_in"] = torch.rand(tokens, HC)
@@ -129,7 +152,7 @@ def _pre(name: str, hidden: int, tokens: int, params: dict[str, Any]) -> Case:
         given["gemm_out_sqrsum"].double(),
         given["hc_scale"].double(),
         given["hc_base"].double(),
-        CONSTANTS,
+        known,
         params.get("rms_numel") or streams * hidden,
     )
     streams_in = residual.double()[:, None].expand(-1, HC, -1) if broadcast else residual.double()
@@ -139,7 +162,7 @@ def _pre(name: str, hidden: int, tokens: int, params: dict[str, Any]) -> Case:
     elif save:
         coefficient = None
     weight = given["norm_weight"].double() if norm else None
-    collapsed = mhc_pre.collapse_ref(coefficient, streams_in, weight, CONSTANTS.norm_eps)
+    collapsed = mhc_pre.collapse_ref(coefficient, streams_in, weight, known.norm_eps)
     mixes, collapses = split_mode != "input", split_mode != "stats"
     outputs = {
         "post_mix": Output((tokens, HC), torch.float32),
@@ -223,8 +246,8 @@ def _prenorm_gemm(name: str, hidden: int, tokens: int, params: dict[str, Any]) -
 
 
 def _mix(name: str, hidden: int, tokens: int, params: dict[str, Any]) -> Case:
-    residual = _random(tokens, HC, hidden, dtype=torch.bfloat16)
-    given = _projected(hidden, tokens, params["n_splits"], HC, residual)
+    residual = _edges(_random(tokens, HC, hidden, dtype=torch.bfloat16), params)
+    given = _projected(hidden, params["n_splits"], HC, residual, params)
     names = {
         "gemm_out_mul": "gemm_mul",
         "gemm_out_sqrsum": "gemm_sqrsum",
@@ -232,7 +255,9 @@ def _mix(name: str, hidden: int, tokens: int, params: dict[str, Any]) -> Case:
         "hc_base": "base",
     }
     given = {names[key]: value for key, value in given.items()}
-    mixed = mhc_pre.mix_ref(*(value.double() for value in given.values()), CONSTANTS, params["rms_numel"])
+    mixed = mhc_pre.mix_ref(
+        *(value.double() for value in given.values()), constants(params), params["rms_numel"]
+    )
     outputs = {key: Output((tokens, HC), torch.float32) for key in ("pre", "post")}
     outputs["comb"] = Output((tokens, HC * HC), torch.float32)
     blocks = -(-tokens // (params["threads"] // 32))
@@ -241,7 +266,7 @@ def _mix(name: str, hidden: int, tokens: int, params: dict[str, Any]) -> Case:
 
 
 def _collapse(name: str, hidden: int, tokens: int, params: dict[str, Any]) -> Case:
-    residual = _random(tokens, HC, hidden, dtype=torch.bfloat16)
+    residual = _edges(_random(tokens, HC, hidden, dtype=torch.bfloat16), params)
     pre = torch.rand(tokens, HC)
     weight = (1 + 0.2 * torch.randn(hidden, dtype=torch.float64)).bfloat16()
     want = mhc_pre.collapse_ref(

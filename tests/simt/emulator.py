@@ -58,13 +58,14 @@ class Report(ctypes.Structure):
     """What a run met. `races` are accesses of two waves to one byte of shared memory or of an output in one
     barrier interval, one of them a write, and not both atomic; two writes of the same value are counted as
     `same_value` instead. `wave_synchronous` are reads ordered by the wave's lockstep alone. `out_of_bounds`
-    are accesses outside the launch's shared memory and tensors, and writes to inputs."""
+    are accesses outside the launch's shared memory and tensors, and writes to inputs. `blocks` are basic
+    blocks entered, which stand for work."""
 
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
             *("shuffles", "inactive_reads", "divergent_barriers", "races", "wave_synchronous"),
-            *("out_of_bounds", "uninitialised", "switches", "same_value"),
+            *("out_of_bounds", "uninitialised", "switches", "same_value", "blocks"),
             *("race_offset", "race_first", "race_second"),
         )
     ]

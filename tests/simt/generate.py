@@ -9,6 +9,7 @@ memory.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -17,10 +18,12 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.simt import cases
+from dspark_deploy.launch.rundir import write_atomically
+from tests.simt import cases, mutants
 from tests.support import sources, upstream
 
 ROOT = Path(__file__).parents[2]
@@ -32,21 +35,31 @@ SHARED_BYTES = {"gfx950": 160 << 10, "gfx942": 64 << 10, "gfx1100": 64 << 10}
 
 @dataclass(frozen=True)
 class Job:
-    """`origin` is a vLLM version or `ours`; `arch` is a gfx name, or `sm_90` for CUDA source."""
+    """`origin` is a vLLM version or `ours`; `arch` is a gfx name, or `sm_90` for CUDA source.
+
+    `mutant` names an edit of our kernels' text, of `mutants`.
+    """
 
     origin: str
     kernel: str
     arch: str
     hidden: int
     params: dict[str, Any] = field(hash=False)
+    mutant: str = ""
 
     def __str__(self) -> str:
-        return f"{self.origin} {self.kernel} {self.arch} hidden={self.hidden}"
+        return f"{self.origin} {self.kernel} {self.arch} hidden={self.hidden}" + f" {self.mutant}".rstrip()
+
+    def text(self) -> str:
+        """The Python text of the kernels that it is generated from."""
+        if self.origin == "ours":
+            return mutants.mutated(OURS.read_text(), self.mutant)
+        return upstream_file(sources.vllm_sources(self.origin)).read_text()
 
     def stem(self) -> Path:
         """Where its source is, or will be: by content of what it's generated from."""
-        text = OURS if self.origin == "ours" else upstream_file(sources.vllm_sources(self.origin))
-        key = [asdict(self), text.read_text(), sources.TILELANG]
+        fields = {name: value for name, value in asdict(self).items() if name != "mutant"}
+        key = [fields, self.text(), sources.TILELANG]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         name = f"{self.origin}-{self.kernel}-{self.arch}-{digest}".replace(".", "_")  # no suffix in a stem
         return sources.cache_folder() / "simt" / name
@@ -99,13 +112,25 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0, f"TileLang generated no source:\n{output[-4000:]}"
 
 
+@cache
+def _ours(text: str) -> Any:
+    """Our kernels' module out of a text, kept in a file, since TileLang reads each kernel there."""
+    name = f"kernels_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    path = sources.cache_folder() / "simt" / f"{name}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _prim_func(job: Job) -> tuple[Any, dict[str, Any]]:
     """The TIR of a job and the pass configuration that its origin compiles it with."""
     if job.origin == "ours":
-        from dspark_deploy.kernels import mhc_pre_tilelang
-
-        configs = mhc_pre_tilelang.PASS_CONFIGS
-        return getattr(mhc_pre_tilelang, job.kernel)(**job.params), configs
+        module = _ours(job.text())
+        return getattr(module, job.kernel)(**job.params), module.PASS_CONFIGS
     jit = upstream.jit_function(getattr(upstream.kernels(), cases.UPSTREAM[job.kernel]))
     built = cases.case(job.kernel, job.hidden, 1, job.params)
     tensors = built.inputs | {name: out.tensor for name, out in built.outputs.items()}

@@ -21,7 +21,7 @@ struct Shadow { // of one byte
 };
 struct Report {
   int64_t shuffles, inactive_reads, divergent_barriers, races, wave_synchronous, out_of_bounds, uninitialised, switches;
-  int64_t same_value, race_offset, race_first, race_second; // of the first race: byte, and the two threads
+  int64_t same_value, blocks, race_offset, race_first, race_second; // of the first race: byte, and the two threads
 };
 static Report *report;
 static uint32_t interval;

@@ -241,6 +241,8 @@ void __tsan_init() {}
 // At the start of each basic block.
 void __sanitizer_cov_trace_pc() {
   void **own = (void **)__builtin_frame_address(0), **caller = (void **)own[0];
-  if (inside) ((Lane *)cur)->loops.enter((uintptr_t)caller, (uintptr_t)caller[1], (uintptr_t)own[1]);
+  if (!inside) return;
+  report->blocks++;
+  ((Lane *)cur)->loops.enter((uintptr_t)caller, (uintptr_t)caller[1], (uintptr_t)own[1]);
 }
 }
