@@ -24,10 +24,14 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an examination found: `ready` to install, or the state the patch ends in and its reason."""
+    """What an examination found: `ready` to install, or the state the patch ends in and its reason.
+
+    A refusal that isn't `fatal` leaves the process running though the patch is required.
+    """
 
     state: State | None
     reason: str = ""
+    fatal: bool = True
 
 
 READY = Verdict(None)
@@ -43,9 +47,9 @@ def not_applicable(reason: str) -> Verdict:
     return Verdict(State.NOT_APPLICABLE, reason)
 
 
-def refused(reason: str) -> Verdict:
+def refused(reason: str, fatal: bool = True) -> Verdict:
     """The target differs from what the patch was written for; `reason` names the difference."""
-    return Verdict(State.REFUSED, reason)
+    return Verdict(State.REFUSED, reason, fatal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class Patch:
 
     `target` names what is changed, `why` what an operator gains. `examine` returns READY or a verdict.
     `install` makes the change and returns its evidence: what can be seen to be different now.
-    A patch that is `required` and refused stops the process, since the engine could not work without it.
+    A patch that is `required` and refused stops the process, since the engine could not work without it,
+    unless the verdict says otherwise.
     """
 
     name: str
@@ -115,7 +120,7 @@ class Registry:
             self._records[patch.name] = Record(
                 patch.name, patch.target, patch.why, state, detail, round(elapsed, 3)
             )
-            if patch.required and state is State.REFUSED:
+            if patch.required and state is State.REFUSED and verdict.fatal:
                 fatal.append(f"dspark-deploy: patch {patch.name!r} on {patch.target} was refused: {detail}")
         if fatal:
             raise PatchRefusedError("\n".join(fatal))

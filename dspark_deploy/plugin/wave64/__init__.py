@@ -10,11 +10,12 @@ understood as a whole and every reduction starts at a multiple of its own size (
 text isn't understood, TileLang's generated source decides (`lowered`). What follows is the profile's:
 
     mhc.gate      wrong                               not understood
-    refuse        the process stops                   the process stops
+    refuse        the process stops                   stays, and the state is `refused`
     warn, off     ours take its place                 stays, and the state is `refused`
 
-With `mhc.provider: aiter` or `torch`, or where vLLM has TileLang's mHC off, nothing calls these kernels. The
-numerics gate checks a replacement as it checks every operator. Emulated only: docs/wave64.md.
+A kernel that isn't understood is no reason to stop: the numerics gate measures it on the device before the
+engine is ready, as it measures a replacement, unless `mhc.gate` is off. With `mhc.provider: aiter` or
+`torch`, or where vLLM has TileLang's mHC off, nothing calls these kernels. Emulated only: docs/wave64.md.
 
 Not covered: gfx942, where vLLM doesn't use TileLang for mHC; CUDA, where the kernels are right and stay.
 """
@@ -48,6 +49,9 @@ WAY_ON = (
     f"{OTHER_WAY}; or set mhc.gate: warn, with which ours takes the place of a kernel known to be wrong: "
     f"dspark-serve --selftest measures it on this GPU beforehand"
 )
+
+MEASURED = "It stays: the numerics gate measures it on this device before the engine is ready"
+UNCHECKED = f"It stays, and mhc.gate is off, so nothing checks it: set mhc.gate: refuse, or {OTHER_WAY}"
 
 
 class State(StrEnum):
@@ -185,7 +189,10 @@ def _examine(findings: Callable[[], list[Finding]], policy: str, provider: str) 
         return upstream("; ".join(dict.fromkeys(each.reason for each in found)))
     if policy != "refuse" and any(each.replaceable for each in bad):
         return READY
-    return refused(f"{'; '.join(map(str, bad))}. What to do: {WAY_ON if policy == 'refuse' else OTHER_WAY}")
+    shown = "; ".join(map(str, bad))
+    if any(each.state is State.WRONG for each in bad):
+        return refused(f"{shown}. What to do: {WAY_ON if policy == 'refuse' else OTHER_WAY}")
+    return refused(f"{shown}. {UNCHECKED if policy == 'off' else MEASURED}", fatal=False)
 
 
 def _install(module: Any, findings: Callable[[], list[Finding]]) -> str:

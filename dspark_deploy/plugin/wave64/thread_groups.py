@@ -17,11 +17,11 @@ import ast
 import functools
 import inspect
 import itertools
-import linecache
 import operator
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from dspark_deploy.plugin.source import function_text
 
 REDUCTIONS = {"reduce", "reduce_sum", "reduce_max", "reduce_min", "reduce_abssum", "reduce_absmax"}
 # Calls of `T` that exchange nothing between threads beyond a copy, which brings its own barriers.
@@ -95,23 +95,10 @@ def _asks_for_thread(function: Callable[..., Any]) -> bool:
     return any(_attribute(each) == THREAD for each in ast.walk(_definition(function)))
 
 
-def _text(function: Callable[..., Any]) -> str:
-    """A function's text. That of a function at the top of its file is read without tokenizing the file."""
-    code = function.__code__
-    lines = linecache.getlines(code.co_filename)
-    begin = code.co_firstlineno - 1
-    ends = [end for _, end, _, _ in code.co_positions() if end is not None]
-    if not lines or not ends or max(ends) > len(lines) or lines[begin][:1].isspace():
-        return textwrap.dedent(inspect.getsource(function))
-    after = range(max(ends), len(lines))
-    end = next((i for i in after if lines[i].strip() and not lines[i][:1].isspace()), len(lines))
-    return "".join(lines[begin:end])
-
-
 @functools.cache
 def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
     try:
-        tree = ast.parse(_text(function))
+        tree = ast.parse(function_text(function))
     except (OSError, SyntaxError) as error:
         raise NotUnderstoodError(f"its text can't be read: {error}") from error
     if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
