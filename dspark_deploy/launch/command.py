@@ -17,7 +17,7 @@ from dspark_deploy.plugin.settings import SETTINGS_ENV
 from dspark_deploy.preflight import Facts
 from dspark_deploy.preflight.checkpoint import resolve
 from dspark_deploy.preflight.facts import API_KEY
-from dspark_deploy.profile.flags import as_vllm_reads, parse_flags
+from dspark_deploy.profile.flags import APPENDED, WITHIN, as_vllm_reads, parse_flags
 from dspark_deploy.profile.schema import REFERENCE, ArgValue, Profile, Speculative
 from dspark_deploy.redaction import REDACTED, is_secret, mask_credentials, mask_text
 
@@ -74,9 +74,7 @@ def capture_sizes(profile: Profile) -> list[int]:
     """
     args, speculative = profile.engine.args, profile.speculative
     sequences = args.get("max-num-seqs")
-    own = any(
-        args.get(name) is not None for name in ("cudagraph-capture-sizes", "max-cudagraph-capture-size")
-    )
+    own = any(args.get(name) is not None for name in WITHIN)
     eager = profile.hardware.platform == "cpu" or args.get("enforce-eager") is True
     if speculative is None or own or eager or not isinstance(sequences, int):
         return []
@@ -160,6 +158,8 @@ def _flag(name: str, value: ArgValue) -> list[str]:
         return [f"--{name}"]
     if isinstance(value, dict):
         return [f"--{name}", json.dumps(value)]
+    if isinstance(value, list) and name in APPENDED:
+        return [part for each in value for part in (f"--{name}", str(each))]
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}", str(value)]

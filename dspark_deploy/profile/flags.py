@@ -5,6 +5,7 @@
 Rules look at one mapping of names to values, so that a launch is judged the same whichever way it is written.
 What vLLM's own parser does is followed: dashes for underscores, short names, `--no-name`, `-O3`, keys of JSON
 flags behind a dot, and the last of what is given twice. Keys behind a dot take the place of the whole flag.
+Texts that the parser reads as numbers or JSON objects are those, in a profile too.
 
 Not covered: which flags there are, and how many values each takes; names that are cut short stay as they are.
 """
@@ -46,6 +47,13 @@ SHORT = {
     "sc": "speculative-config",
     "tp": "tensor-parallel-size",
 }
+COMPILATION = "compilation-config"
+# Flags that may stand inside compilation-config instead, by their key there.
+WITHIN = {
+    "cudagraph-capture-sizes": "cudagraph_capture_sizes",
+    "max-cudagraph-capture-size": "max_cudagraph_capture_size",
+}
+APPENDED = ("middleware",)  # each value wants the flag once more
 _NUMBER = re.compile(r"-?\d{1,18}|-?\d{0,18}\.\d{1,18}")
 
 
@@ -72,7 +80,9 @@ def parse_flags(parts: Sequence[str]) -> Flags:
             if not _put(dotted.setdefault(flag, {}), key, texts[0] if texts else ""):
                 repeated.append(name)
             continue
-        if positive in whole:
+        if positive in APPENDED and positive in whole:
+            texts = [*_texts(whole[positive]), *texts]
+        elif positive in whole:
             repeated.append(positive)
         if positive == flag:
             whole[flag] = _value(texts)
@@ -91,6 +101,7 @@ def is_flag(part: str) -> bool:
 def as_vllm_reads(profile: Profile, flags: Flags) -> Profile:
     """The profile with `flags` over its `engine.args`, where a key behind a dot is inside its flag.
 
+    What compilation-config has of `WITHIN` stands as those flags, where they are not given themselves.
     Nothing is validated: what only a flag after -- can set is for the rules to refuse.
     """
     args: dict[str, ArgValue] = {}
@@ -98,14 +109,33 @@ def as_vllm_reads(profile: Profile, flags: Flags) -> Profile:
     for name, value in profile.engine.args.items():
         flag, dot, key = name.partition(".")
         if not dot:
-            args[name] = value
+            args[name] = as_read(value)
         elif value is not None:
             _nest(dotted.setdefault(flag, {}), key.split("."), value)
     args |= dotted
     for name in flags.args:
         args.pop(f"no-{name}", None)
-    engine = profile.engine.model_copy(update={"args": args | flags.args})
+    args |= flags.args
+    inside = args.get(COMPILATION)
+    if isinstance(inside, dict):
+        for name, key in WITHIN.items():
+            found: Any = inside.get(key)
+            if found is not None and args.get(name) is None:
+                args[name] = found
+    engine = profile.engine.model_copy(update={"args": args})
     return profile.model_copy(update={"engine": engine})
+
+
+def as_read(value: ArgValue) -> ArgValue:
+    """A value of `engine.args` as vLLM's parser reads its text: "8" is a number, '{"mode": 0}' an object."""
+    if isinstance(value, list):
+        return [_value([each]) if isinstance(each, str) else each for each in value]
+    read: ArgValue = _value([value]) if isinstance(value, str) else value
+    return read
+
+
+def _texts(value: ArgValue) -> list[str]:
+    return [str(each) for each in (value if isinstance(value, list) else [value])]
 
 
 def _grouped(parts: Sequence[str], unread: list[str]) -> Iterator[tuple[str, list[str]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.profile.flags import COMPILATION, WITHIN
 from dspark_deploy.profile.schema import ArgValue, Speculative
 
 DEEPSEEK_V4 = ("deepseek_v4", "deepseek_v41")
@@ -16,8 +17,8 @@ def family(loaded: LoadedProfile, facts: Facts) -> str:
 
 
 def architecture(loaded: LoadedProfile, facts: Facts) -> str:
-    """The GPUs' architecture: from the profile, else from the machine; empty where neither says."""
-    return loaded.profile.hardware.arch or next(iter(facts.gpus), "")
+    """The GPUs' architecture: from the machine, else from the profile; empty where neither says."""
+    return next(iter(facts.gpus), "") or loaded.profile.hardware.arch or ""
 
 
 def variable(loaded: LoadedProfile, facts: Facts, name: str) -> str | None:
@@ -43,6 +44,8 @@ def named_arg(loaded: LoadedProfile, name: str) -> str:
 
 def where_arg(loaded: LoadedProfile, name: str) -> str:
     """file:line of a flag, or of the section where it is missing; `after --` for one on the command line."""
+    if name in WITHIN and name not in loaded.own_args and name not in loaded.after.args:
+        name = COMPILATION
     return loaded.where("engine", "args", name)
 
 
@@ -59,11 +62,17 @@ def trained_block(speculative: Speculative, facts: Facts) -> int | None:
 
 def captures_graphs(loaded: LoadedProfile) -> bool:
     """Whether this launch captures CUDA or HIP graphs at all."""
-    return loaded.profile.hardware.platform != "cpu" and arg(loaded, "enforce-eager") is not True
+    eager = arg(loaded, "enforce-eager") is True or graph_mode(loaded) == "NONE"
+    return loaded.profile.hardware.platform != "cpu" and not eager
 
 
 def graph_mode(loaded: LoadedProfile) -> str | None:
-    """`cudagraph_mode` of the profile's compilation-config, in capitals; None where it is vLLM's default."""
-    config = arg(loaded, "compilation-config")
+    """`cudagraph_mode` of compilation-config, in capitals; None where it is vLLM's default.
+
+    Optimization level 0 captures nothing where the mode isn't said (vllm config/vllm.py).
+    """
+    config = arg(loaded, COMPILATION)
     mode = config.get("cudagraph_mode") if isinstance(config, dict) else None
+    if mode is None and str(arg(loaded, "optimization-level")).upper().removeprefix("O") == "0":
+        return "NONE"
     return str(mode).upper() if mode is not None else None

@@ -42,8 +42,17 @@ def image_is_good(loaded: LoadedProfile, facts: Facts) -> Findings:
 @rule("VISIBLE_DEVICES_CONTRADICT")
 def visible_devices_agree(loaded: LoadedProfile, facts: Facts) -> Findings:
     """HIP counts within what ROCR left visible, so the same list in both can name GPUs that are not there."""
-    hip, rocr = variable(loaded, facts, HIP), variable(loaded, facts, ROCR)
-    if loaded.profile.hardware.platform == "rocm" and hip and rocr:
+    if loaded.profile.hardware.platform != "rocm":
+        return
+    hip, rocr, cuda = (variable(loaded, facts, name) for name in (HIP, ROCR, CUDA))
+    if hip and cuda and hip != cuda:
+        yield warning(
+            "VISIBLE_DEVICES_CONTRADICT",
+            f"{HIP}={hip} and {CUDA}={cuda} differ, and HIP reads both",
+            f"set {HIP} alone",
+            where_env(loaded, HIP),
+        )
+    if hip and rocr:
         yield warning(
             "VISIBLE_DEVICES_CONTRADICT",
             f"{HIP}={hip} counts within the GPUs that {ROCR}={rocr} leaves visible",

@@ -6,6 +6,8 @@ from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule
 from dspark_deploy.profile import LoadedProfile
 
+UNTOLD = "nvidia"  # where only the driver is known
+
 
 @rule("PLATFORM_MISSING", "GPUS_MISSING", "ARCH_DIFFERS")
 def platform_present(loaded: LoadedProfile, facts: Facts) -> Findings:
@@ -29,7 +31,7 @@ def platform_present(loaded: LoadedProfile, facts: Facts) -> Findings:
             "is a device left out of the container, or of HIP_VISIBLE_DEVICES?",
             loaded.where("hardware", "gpus"),
         )
-    if hardware.arch and hardware.platform == "rocm" and set(facts.gpus) != {hardware.arch}:
+    if hardware.arch and facts.gpus and set(facts.gpus) - {UNTOLD} not in ({hardware.arch}, set()):
         yield error(
             "ARCH_DIFFERS",
             f"the profile is for {hardware.arch}, and this machine has {', '.join(sorted(set(facts.gpus)))}",

@@ -10,6 +10,7 @@ from dspark_deploy.preflight.facts import VARIABLES, Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule, warning
 from dspark_deploy.preflight.rules.context import arg, named_arg, where_arg, where_env
 from dspark_deploy.profile import LoadedProfile
+from dspark_deploy.profile.flags import as_read
 from dspark_deploy.profile.loading import AFTER
 from dspark_deploy.profile.schema import OWNED_ARGS
 from dspark_deploy.redaction import mask_text
@@ -108,8 +109,8 @@ def flags_are_given_once(loaded: LoadedProfile, facts: Facts) -> Findings:
         if value is not None
     }
     for name, value in loaded.after.args.items():
-        if name in own and own[name] != value:
-            whole = ", as a whole," if isinstance(value, dict) else ""
+        if name in own and as_read(own[name]) != value:
+            whole = " as a whole" if isinstance(value, dict) else ""
             yield warning(
                 "FLAG_OVERRIDDEN",
                 f"--{name} takes the place of the profile's engine.args.{name}{whole}: vLLM takes the last",

@@ -14,7 +14,7 @@ from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule
 from dspark_deploy.preflight.rules.context import arg, named_arg, variable, where_arg
 from dspark_deploy.profile import LoadedProfile
-from dspark_deploy.profile.flags import is_flag
+from dspark_deploy.profile.flags import COMPILATION, WITHIN, is_flag
 from dspark_deploy.profile.schema import MOST_SEQUENCES, ArgValue
 from dspark_deploy.redaction import redacted
 
@@ -24,7 +24,8 @@ LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 # Kinds of rotary embedding whose max_position_embeddings has their factor in it already.
 SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 SEQUENCES, BLOCK = "max-num-seqs", "block-size"
-WHOLE = (SEQUENCES, TENSOR, PIPELINE, DATA, BLOCK)
+LOCAL, NODES = "data-parallel-size-local", "nnodes"
+WHOLE = (SEQUENCES, TENSOR, PIPELINE, DATA, BLOCK, NODES)
 BLOCK_REMEDY = (
     "it is tokens in a block of the KV cache, as 16, 64 or 256; left out, the attention backend chooses. "
     "The draft's block is another thing: speculative.num_speculative_tokens"
@@ -102,6 +103,11 @@ def _faults(args: dict[str, ArgValue]) -> Iterator[tuple[str, str, str]]:
         sizes = given[SIZES]
         if not all(map(_count, sizes if isinstance(sizes, list) else [sizes])) or sizes == []:
             yield SIZES, "must hold whole numbers above 0", f"write them as a list, or leave {SIZES} out"
+    for name, text in given.items():
+        if isinstance(text, str) and text.strip().lower() in ("true", "false"):
+            word = text.strip().lower()
+            remedy = f"write {word} without quotes; on a command line --{name} or --no-{name}"
+            yield name, "is a text, and vLLM's switches take no value", remedy
     for name in JSON_FLAGS:
         value = given.get(name)
         if isinstance(value, str) and not _is_json(value):
@@ -126,6 +132,16 @@ def values_are_possible(loaded: LoadedProfile, facts: Facts) -> Findings:
         said = f"{named_arg(loaded, name)} {says}{found}"
         yield error("VALUE_IMPOSSIBLE", said, remedy, where_arg(loaded, name))
     own = loaded.own_args
+    inside = arg(loaded, COMPILATION)
+    for name, key in WITHIN.items():
+        given = own.get(name) is not None or name in loaded.after.args
+        if given and isinstance(inside, dict) and inside.get(key) is not None:
+            yield error(
+                "VALUE_IMPOSSIBLE",
+                f"{named_arg(loaded, name)} is given, and so is {key} in {COMPILATION}: vLLM takes one alone",
+                f"take {key} out of {COMPILATION}",
+                where_arg(loaded, name),
+            )
     for name in own:
         # Of a flag and its opposite vLLM takes the last; a key behind a dot takes the whole flag's place.
         other = name.partition(".")[0].removeprefix("no-")
@@ -139,22 +155,47 @@ def values_are_possible(loaded: LoadedProfile, facts: Facts) -> Findings:
 
 
 @rule("GPUS_TOO_FEW")
-def gpus_hold_a_copy(loaded: LoadedProfile, facts: Facts) -> Findings:
-    """A copy of the model takes a GPU for each tensor and pipeline rank, on all of its nodes together."""
+def gpus_hold_all_ranks(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """Every tensor, pipeline and data-parallel rank takes a GPU, on all nodes of the launch together."""
     hardware = loaded.profile.hardware
-    tensor, pipeline, nodes = (_count(arg(loaded, name)) or 1 for name in (TENSOR, PIPELINE, "nnodes"))
     if hardware.platform == "cpu" or hardware.gpus == 0:
         return
-    if tensor * pipeline > hardware.gpus * nodes:
-        name = TENSOR if arg(loaded, TENSOR) is not None else PIPELINE
-        on = f" on each of {nodes} nodes" if nodes > 1 else ""
+    tensor, pipeline, nodes = (_count(arg(loaded, name)) or 1 for name in (TENSOR, PIPELINE, NODES))
+    ranks, name, on = _data_ranks(loaded, tensor * pipeline, hardware.gpus, nodes)
+    needed = tensor * pipeline * ranks
+    if needed > hardware.gpus * nodes:
+        factors = (
+            {TENSOR: tensor, PIPELINE: pipeline, name: ranks}
+            if ranks > 1
+            else {TENSOR: tensor, PIPELINE: pipeline}
+        )
+        most = max(factors, key=lambda each: (arg(loaded, each) is not None, factors[each]))
         yield error(
             "GPUS_TOO_FEW",
-            f"{TENSOR} * {PIPELINE} = {tensor} * {pipeline} = {tensor * pipeline} GPUs, and hardware.gpus is "
-            f"{hardware.gpus}{on}",
-            f"lower {name}, or raise hardware.gpus to what the machine has",
-            where_arg(loaded, name),
+            f"{' * '.join(factors)} = {' * '.join(map(str, factors.values()))} = {needed} GPUs, and "
+            f"hardware.gpus is {hardware.gpus}{on}",
+            f"lower {most}, or raise hardware.gpus to what the machine has",
+            where_arg(loaded, most),
         )
+
+
+def _data_ranks(loaded: LoadedProfile, copy: int, gpus: int, nodes: int) -> tuple[int, str, str]:
+    """Data-parallel ranks that share these nodes' GPUs, the flag that says so, and where, in words.
+
+    `copy` is the GPUs of one rank. One rank alone where each has a command of its own, or Ray places them.
+    """
+    on = f" on each of {nodes} nodes" if nodes > 1 else ""
+    local = arg(loaded, LOCAL)
+    if isinstance(local, int) and not isinstance(local, bool) and copy <= gpus:
+        return max(local, 1) * nodes, LOCAL, on
+    own = any(arg(loaded, each) is not None for each in ("data-parallel-rank", "data-parallel-start-rank"))
+    if (
+        own
+        or arg(loaded, "data-parallel-external-lb") is True
+        or arg(loaded, "data-parallel-backend") == "ray"
+    ):
+        return 1, DATA, on
+    return _count(arg(loaded, DATA)) or 1, DATA, on
 
 
 @rule("CONTEXT_TOO_LONG")

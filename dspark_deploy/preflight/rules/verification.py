@@ -5,6 +5,7 @@ from __future__ import annotations
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule, warning
 from dspark_deploy.preflight.rules.context import (
+    DEEPSEEK_V4,
     architecture,
     arg,
     captures_graphs,
@@ -74,8 +75,11 @@ def adaptive_on_v41_rocm(loaded: LoadedProfile, facts: Facts) -> Findings:
 
 @rule("ADAPTIVE_SM90")
 def adaptive_on_hopper(loaded: LoadedProfile, facts: Facts) -> Findings:
-    """On Hopper the sparse attention of DeepSeek-V4 was refused at start, where a fallback was promised."""
-    if _adaptive(loaded) and architecture(loaded, facts) == "sm90" and family(loaded, facts) == "deepseek_v4":
+    """On Hopper the sparse attention of DeepSeek-V4 was refused at start, where a fallback was promised.
+
+    V4.1 is left at fixed verification there for the same reason (vllm#56797).
+    """
+    if _adaptive(loaded) and architecture(loaded, facts) == "sm90" and family(loaded, facts) in DEEPSEEK_V4:
         yield error(
             "ADAPTIVE_SM90",
             "adaptive verification of DeepSeek-V4 on sm90 was refused at start by its attention backend",
