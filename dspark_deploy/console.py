@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import signal
 import sys
 import traceback
@@ -81,6 +82,7 @@ def show_findings(console: Console, findings: Sequence[Finding]) -> None:
 
 def run_app(app: typer.Typer, name: str) -> None:
     """Run a command and end the process: errors as one message, with the exit code of their class."""
+    _open_closed_streams()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("optuna").setLevel(logging.WARNING)
@@ -109,6 +111,17 @@ def run_app(app: typer.Typer, name: str) -> None:
         if end.code == InputError.exit_code:
             _exit(InputError.exit_code, "the command line could not be read; stderr says why")
         raise
+
+
+def _open_closed_streams() -> None:
+    """Streams closed before we began (`>&-`): Python has None there, and a file would get their number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def _exit(code: int, message: str, document: Mapping[str, Any] = MappingProxyType({})) -> NoReturn:

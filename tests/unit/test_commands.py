@@ -222,6 +222,21 @@ def test_prewarm_on_the_cpu_says_that_there_is_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists(), "no engine was started"
 
 
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_closed_streams_are_no_fault_of_ours(tmp_path: Path, facts: str, closed: tuple[int, ...]) -> None:
+    """As after `>&-` in a shell, or under a supervisor that gives none."""
+    program = "from dspark_deploy.serve import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--profile", write(tmp_path), "--check", "--facts", facts],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: [os.close(number) for number in closed],
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
 def test_prewarm_excludes_check(tmp_path: Path) -> None:
     done = serve("--profile", "cpu-tiny.yaml", "--prewarm", "--check", cwd=tmp_path)
     assert done.returncode == 2 and "exclude one another" in done.stderr
