@@ -32,6 +32,15 @@ PROBES: dict[str, tuple[str, str]] = {
 FLAG_FILES = ("engine/arg_utils.py", "entrypoints/cli/serve.py", "utils/argparse_utils.py")
 FLAG = re.compile(r"""["']--([a-z][a-z0-9-]+)["']""")
 FIELD = re.compile(r"^    ([a-z][a-z0-9_]+): ", re.MULTILINE)
+# Flags whose values vLLM lists: flag -> (file, name of the list). None that a plugin may add to.
+CHOICES = {
+    "kv-cache-dtype": ("config/cache.py", "CacheDType"),
+    "moe-backend": ("config/kernel.py", "MoEBackend"),
+    "all2all-backend": ("config/parallel.py", "All2AllBackend"),
+    "dtype": ("config/model.py", "ModelDType"),
+}
+# The keys of one JSON flag.
+KEYS = {"compilation-config": ("config/compilation.py", "CompilationConfig")}
 VARIABLE = re.compile(r"""["'](VLLM_[A-Z0-9_]+)["']""")
 
 
@@ -48,9 +57,7 @@ def features(folder: Path | None) -> dict[str, bool]:
         return {}
     found = {}
     for name, (file, pattern) in PROBES.items():
-        path = folder / file
-        text = path.read_text(errors="replace") if path.is_file() else ""
-        found[name] = re.search(pattern, text, re.MULTILINE) is not None
+        found[name] = re.search(pattern, _text(folder, file), re.MULTILINE) is not None
     return found
 
 
@@ -68,9 +75,28 @@ def flags(folder: Path | None) -> list[str]:
     return sorted(found | fields) if found else []
 
 
+def choices(folder: Path | None) -> dict[str, list[str]]:
+    """What the flags of `CHOICES` take, and the keys of those of `KEYS`. Only plain lists are read."""
+    found: dict[str, list[str]] = {}
+    for flag, (file, name) in CHOICES.items():
+        listed = re.search(rf"^{name} *= *Literal\[([^\]]*)\]", _text(folder, file), re.MULTILINE)
+        # Names without quotes would be lists of their own.
+        if listed and re.fullmatch(r"(\s|,|#.*|\"[^\"]+\")*", listed[1]):
+            found[flag] = re.findall(r"\"([^\"]+)\"", re.sub(r"#.*", "", listed[1]))
+    for flag, (file, name) in KEYS.items():
+        body = re.search(
+            rf"^class {name}\b.*?(?=^\S)", _text(folder, file) + "\nend", re.MULTILINE | re.DOTALL
+        )
+        if body and (keys := FIELD.findall(body[0])):
+            found[flag] = keys
+    return found
+
+
+def _text(folder: Path | None, file: str) -> str:
+    path = folder / file if folder is not None else None
+    return path.read_text(errors="replace") if path is not None and path.is_file() else ""
+
+
 def variables(folder: Path | None) -> list[str]:
     """Names of VLLM_* variables that vLLM knows; empty where there are no sources to read."""
-    path = folder / "envs.py" if folder is not None else None
-    if path is None or not path.is_file():
-        return []
-    return sorted(set(VARIABLE.findall(path.read_text(errors="replace"))))
+    return sorted(set(VARIABLE.findall(_text(folder, "envs.py"))))

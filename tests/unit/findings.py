@@ -147,6 +147,12 @@ OTHER = Checkpoint("/models/draft", "/models/draft", "", {"block_size": 5})
 
 NAMED = {"vllm_flags": ["max-num-active-seqs", "max-num-seqs", "seed", "tensor-parallel-size"]}
 VARIABLES_NAMED = {"vllm_variables": ["VLLM_CACHE_ROOT", "VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE"]}
+LISTED = {
+    "vllm_choices": {
+        "kv-cache-dtype": ["auto", "fp8", "fp8_e4m3"],
+        "compilation-config": ["cudagraph_capture_sizes", "cudagraph_mode", "mode"],
+    }
+}
 SCHEDULE = "speculative.verification={kind: schedule, per_batch_size: [[1, 8, 5], [9, 64, 3]]}"
 EXAMPLES: dict[str, Example] = {
     "FLAG_UNKNOWN": Example("mi355x", change(ARGS + "max-num-sesq=8", **NAMED), change(**NAMED)),
@@ -416,6 +422,11 @@ EXAMPLES: dict[str, Example] = {
         "mi355x",
         change(ARGS + "pipeline-parallel-size=2"),
         change(ARGS + "pipeline-parallel-size=2", ARGS + "nnodes=2"),
+    ),
+    "VALUE_UNKNOWN": Example(
+        "mi355x",
+        change(ARGS + "kv-cache-dtype=fp9", **LISTED),
+        change(ARGS + "kv-cache-dtype=fp8", ARGS + "compilation-config.cudagraph_mode=FULL", **LISTED),
     ),
     "FLAG_UNREAD": Example(
         "mi355x", after("--seed", "1", "--no-async-scheduling", "on"), after("--seed", "1")

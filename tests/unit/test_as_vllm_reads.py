@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dspark_deploy.launch.command import capture_sizes, serve_command
+from dspark_deploy.preflight.vllm_build import CHOICES, KEYS, choices, vllm_folder
 from dspark_deploy.profile.flags import as_vllm_reads, parse_flags
-from tests.unit.findings import ADAPTIVE, ARGS, BASES, Change, after, change, findings
+from tests.unit.findings import ADAPTIVE, ARGS, BASES, LISTED, Change, after, change, findings
 from tests.unit.profiles import load
 
 SIZES = "cudagraph-capture-sizes"
@@ -138,3 +139,34 @@ def test_two_lists_of_visible_gpus_that_differ(tmp_path: Path) -> None:
 
     assert "VISIBLE_DEVICES_CONTRADICT" in said(tmp_path, lists("0,1,2,3", "4,5,6,7"))
     assert "VISIBLE_DEVICES_CONTRADICT" not in said(tmp_path, lists("0,1,2,3", "0,1,2,3"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        change(ARGS + "compilation-config={cudagraph_mod: FULL}", **LISTED),
+        Change([], dict(LISTED), ["-cc.cudagraph_mod=FULL"]),
+        Change([], dict(LISTED), ["--kv_cache_dtype", "fp9"]),
+    ],
+)
+def test_what_vllm_does_not_list_is_refused_with_the_nearest(tmp_path: Path, changed: Change) -> None:
+    (found,) = [f for f in findings("mi355x", changed, tmp_path) if f.code == "VALUE_UNKNOWN"]
+    assert found.remedy in ("did you mean cudagraph_mode?", "did you mean fp8?")
+
+
+def test_the_lists_of_the_installed_vllm_are_read() -> None:
+    found = choices(vllm_folder())
+    assert set(found) == {*CHOICES, *KEYS}
+    assert {"auto", "fp8"} <= set(found["kv-cache-dtype"]) and "bfloat16" in found["dtype"]
+    assert {"mode", "cudagraph_mode", "cudagraph_capture_sizes"} <= set(found["compilation-config"])
+    assert all(value for values in found.values() for value in values)
+
+
+def test_a_list_that_is_not_plain_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/cache.py").write_text('CacheDType = Literal["auto", Others]\n')
+    (tmp_path / "config/model.py").write_text(
+        'ModelDType = Literal[\n    "auto",  # or "not"\n    "half",\n]\n'
+    )
+    assert choices(tmp_path) == {"dtype": ["auto", "half"]}
+    assert choices(None) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from dspark_deploy.launch import command as rendering
 from dspark_deploy.preflight import Facts, Severity, check
 from dspark_deploy.preflight.checkpoint import Checkpoint
+from dspark_deploy.preflight.vllm_build import choices, vllm_folder
 from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.loading import find_profile
 from tests.unit.findings import FEATURES
@@ -83,7 +85,8 @@ def test_the_published_recipe_is_rendered_exactly() -> None:
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_a_profile_passes_on_the_machine_it_is_for(name: str) -> None:
-    found = check(load_profile(FOLDER / name), machine(name))
+    facts = replace(machine(name), vllm_choices=choices(vllm_folder()))
+    found = check(load_profile(FOLDER / name), facts)
     assert [str(finding) for finding in found if finding.severity is not Severity.NOTE] == []
 
 

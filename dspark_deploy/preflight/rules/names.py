@@ -9,6 +9,7 @@ from dspark_deploy.plugin.resolved import FLAGS
 from dspark_deploy.preflight.facts import VARIABLES, Facts
 from dspark_deploy.preflight.rules.base import Findings, error, rule, warning
 from dspark_deploy.preflight.rules.context import arg, named_arg, where_arg, where_env
+from dspark_deploy.preflight.vllm_build import KEYS
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.profile.flags import as_read
 from dspark_deploy.profile.loading import AFTER
@@ -137,6 +138,26 @@ def flags_are_in_the_profile(loaded: LoadedProfile, facts: Facts) -> Findings:
             "model, speculative and engine",
             where_arg(loaded, "config"),
         )
+
+
+@rule("VALUE_UNKNOWN")
+def values_are_among_vllms(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """vLLM stops at a value that it doesn't list, and at a key of a JSON flag that it doesn't know."""
+    for name, known in facts.vllm_choices.items():
+        value = arg(loaded, name)
+        given = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
+        for each in given:
+            if each in known or (
+                isinstance(value, str) and name in KEYS
+            ):  # JSON that can't be read: elsewhere
+                continue
+            close = _closest(each, known)
+            yield error(
+                "VALUE_UNKNOWN",
+                f"{named_arg(loaded, name)}: {mask_text(each)} is none of those of vLLM {facts.vllm_version}",
+                f"did you mean {close}?" if close else f"there are {', '.join(known)}",
+                where_arg(loaded, name),
+            )
 
 
 @rule("ENV_UNKNOWN")
