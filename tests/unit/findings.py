@@ -147,6 +147,7 @@ OTHER = Checkpoint("/models/draft", "/models/draft", "", {"block_size": 5})
 
 NAMED = {"vllm_flags": ["max-num-active-seqs", "max-num-seqs", "seed", "tensor-parallel-size"]}
 VARIABLES_NAMED = {"vllm_variables": ["VLLM_CACHE_ROOT", "VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE"]}
+CUDA = "hardware={platform: cuda, arch: sm100, gpus: 4}"
 LISTED = {
     "vllm_choices": {
         "kv-cache-dtype": ["auto", "fp8", "fp8_e4m3"],
@@ -422,6 +423,11 @@ EXAMPLES: dict[str, Example] = {
         "mi355x",
         change(ARGS + "pipeline-parallel-size=2"),
         change(ARGS + "pipeline-parallel-size=2", ARGS + "nnodes=2"),
+    ),
+    "MHC_NOT_ON_CUDA": Example(
+        "mi355x",
+        change("mhc.provider=torch", CUDA, gpu_platform="cuda", gpus=["sm100"] * 4),
+        change("mhc.provider=auto", CUDA, gpu_platform="cuda", gpus=["sm100"] * 4),
     ),
     "VALUE_UNKNOWN": Example(
         "mi355x",

@@ -9,7 +9,7 @@ import pytest
 from dspark_deploy.launch.command import capture_sizes, serve_command
 from dspark_deploy.preflight.vllm_build import CHOICES, KEYS, choices, vllm_folder
 from dspark_deploy.profile.flags import as_vllm_reads, parse_flags
-from tests.unit.findings import ADAPTIVE, ARGS, BASES, LISTED, Change, after, change, findings
+from tests.unit.findings import ADAPTIVE, ARGS, BASES, CUDA, LISTED, Change, after, change, findings
 from tests.unit.profiles import load
 
 SIZES = "cudagraph-capture-sizes"
@@ -170,3 +170,16 @@ def test_a_list_that_is_not_plain_is_not_taken(tmp_path: Path) -> None:
     )
     assert choices(tmp_path) == {"dtype": ["auto", "half"]}
     assert choices(None) == {}
+
+
+def test_a_flag_that_ends_vllm_is_refused(tmp_path: Path) -> None:
+    assert "FLAG_UNREAD" in said(tmp_path, after("--help")) and "FLAG_UNREAD" in said(tmp_path, after("-h"))
+    assert "FLAG_UNREAD" not in said(tmp_path, after("--headless"))
+
+
+def test_an_image_for_amd_is_not_judged_on_cuda(tmp_path: Path) -> None:
+    image = "engine.image=vllm/vllm-openai-rocm:v0.21.0"
+    assert "IMAGE_KNOWN_BAD" in said(tmp_path, change(image))
+    assert "IMAGE_KNOWN_BAD" not in said(
+        tmp_path, change(image, CUDA, gpu_platform="cuda", gpus=["sm100"] * 4)
+    )

@@ -134,3 +134,16 @@ def a_cpu_has_no_gpu_kernels(loaded: LoadedProfile, facts: Facts) -> Findings:
             "set mhc.provider to auto, vLLM's C++ kernels where it has them for this CPU, or to torch",
             loaded.where("mhc", "provider"),
         )
+
+
+@rule("MHC_NOT_ON_CUDA")
+def cuda_models_choose_themselves(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """vLLM's CUDA models call their mHC kernels as plain functions, so nothing there follows a provider."""
+    provider = loaded.profile.mhc.provider
+    if loaded.profile.hardware.platform == "cuda" and provider != "auto":
+        yield error(
+            "MHC_NOT_ON_CUDA",
+            f"mhc.provider is {provider}, and vLLM's models for CUDA have no choice of it",
+            "set mhc.provider to auto",
+            loaded.where("mhc", "provider"),
+        )

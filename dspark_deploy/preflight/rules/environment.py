@@ -29,7 +29,8 @@ def image_is_good(loaded: LoadedProfile, facts: Facts) -> Findings:
     """Images that public reports show not to start this model."""
     image = loaded.profile.engine.image
     for pattern, what, source in BAD_IMAGES:
-        if image and re.search(pattern, image) and family(loaded, facts) in DEEPSEEK_V4:
+        bad = image is not None and re.search(pattern, image) is not None
+        if bad and loaded.profile.hardware.platform == "rocm" and family(loaded, facts) in DEEPSEEK_V4:
             yield error(
                 "IMAGE_KNOWN_BAD",
                 f"{image} {what}",

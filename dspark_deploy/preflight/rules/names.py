@@ -67,6 +67,13 @@ def flags_are_known(loaded: LoadedProfile, facts: Facts) -> Findings:
 @rule("FLAG_UNREAD")
 def every_part_is_a_flags(loaded: LoadedProfile, facts: Facts) -> Findings:
     """A word on the command line that belongs to no flag is a second model for vLLM, which stops at it."""
+    if "help" in loaded.after.args:
+        yield error(
+            "FLAG_UNREAD",
+            "--help makes vLLM print its flags and end, so nothing would be served",
+            "ask `vllm serve --help=all` by itself",
+            AFTER,
+        )
     shorts = [name for name in loaded.after.args if name.startswith("-")]  # no short name of vLLM's
     for part in (*loaded.after.unread, *shorts):
         yield error(
