@@ -22,6 +22,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ from tuning.machine import describe_machine
 from tuning.workload import TinyArithmetic
 
 ROOT = Path(__file__).resolve().parent.parent
-PROFILE, MARGIN, TOKENS, CONCURRENCY = "cpu-v4.yaml", 0.01, 96, 32
+PROFILE, MARGIN, TOKENS, CONCURRENCY = "cpu-v4.yaml", 0.01, 96, 96
 SETS = ["engine.port=0", f"engine.args.max-num-seqs={CONCURRENCY}"]
 HEALTHY, WRONG_RATIO, NEAR = "none", 2**0.5, 0.01
 COMMAND_SECONDS, POLL_S = 300, 0.2
@@ -101,42 +103,57 @@ def answer(case: Case, questions: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def command(arguments: list[str], log: Path) -> tuple[int | None, dict[str, Any]]:
-    """Run one of the product's commands: exit code, and the JSON document on its last line.
+def started(arguments: list[str], log: Path) -> Supervised:
+    """One of the product's commands, under way; to be used as a context, and given to `ended`."""
+    return Supervised([sys.executable, "-m", *arguments, "--json"], os.environ, log)
 
-    A server that says it is ready is stopped there, and has no exit code. Raises MeasurementError for a
-    command that doesn't end, or has no document.
+
+def ended(process: Supervised) -> tuple[int | None, dict[str, Any]]:
+    """Exit code of a command, and the JSON document on its last line.
+
+    A server that says it is ready has no exit code. Raises MeasurementError for a command that doesn't end,
+    or has no document.
     """
-    with Supervised([sys.executable, "-m", *arguments, "--json"], os.environ, log) as process:
-        deadline = time.monotonic() + COMMAND_SECONDS
-        while True:
-            code = process.poll()
-            whole = log.read_text().rpartition("\n")[0].splitlines()
-            lines = [line for line in whole if line.startswith("{")]
-            said = json.loads(lines[-1]) if lines else {}
-            if said and (code is not None or said.get("status") == "ready"):
-                return code, said
-            if code is not None or time.monotonic() > deadline:
-                why = "\n".join(meaningful_lines(log))
-                ended = f"did not end within {COMMAND_SECONDS} s" if code is None else f"ended with {code}"
-                raise MeasurementError(f"{arguments[0]} {ended}, and no document:\n{why}")
-            time.sleep(POLL_S)
+    deadline = time.monotonic() + COMMAND_SECONDS
+    while True:
+        code = process.poll()
+        whole = process.log.read_text().rpartition("\n")[0].splitlines()
+        lines = [line for line in whole if line.startswith("{")]
+        said = json.loads(lines[-1]) if lines else {}
+        if said and (code is not None or said.get("status") == "ready"):
+            return code, said
+        if code is not None or time.monotonic() > deadline:
+            why = "\n".join(meaningful_lines(process.log))
+            how = f"did not end within {COMMAND_SECONDS} s" if code is None else f"ended with {code}"
+            raise MeasurementError(f"{process.command[2]} {how}, and no document:\n{why}")
+        time.sleep(POLL_S)
 
 
-def refused(case: Case, folder: Path) -> dict[str, Any]:
-    """`dspark-serve` with a faulty engine and `mhc.gate: refuse`: its exit code, and what it said."""
+@contextmanager
+def refusing(case: Case, folder: Path) -> Iterator[Callable[[], dict[str, Any]]]:
+    """`dspark-serve` with a faulty engine and `mhc.gate: refuse`, booting beside what is done meanwhile.
+
+    What is yielded waits for its end: exit code, and what it said.
+    """
     sets = [word for each in (*SETS, "mhc.gate=refuse") for word in ("--set", each)]
     serve = ["dspark_deploy.serve", "--profile", PROFILE, *sets, "--quiet"]
     with planted(case.where, folder / "plugin"):
-        code, said = command([*serve, "--run-dir", str(folder / "runs")], folder / "boot.log")
-    return {"exit_code": code, "error": said.get("error", "")}
+        process = started([*serve, "--run-dir", str(folder / "runs")], folder / "boot.log")
+
+    def end() -> dict[str, Any]:
+        code, said = ended(process)
+        return {"exit_code": code, "error": said.get("error", "")}
+
+    with process:
+        yield end
 
 
 def judge(case: Case, folder: Path) -> dict[str, Any]:
     """`dspark-tune accuracy-gate` of the healthy engine's answers against this one's."""
     healthy, ours = folder.parent / HEALTHY / "items.jsonl", folder / "items.jsonl"
     arguments = ["accuracy-gate", str(healthy), str(ours), "--margin", str(MARGIN)]
-    code, said = command(["tuning.sweep", *arguments], folder / "gate.log")
+    with started(["tuning.sweep", *arguments], folder / "gate.log") as process:
+        code, said = ended(process)
     result = said["result"]
     found = result["comparison"]
     return {
@@ -153,19 +170,23 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
 
 def demonstrate(questions: int, folder: Path) -> dict[str, Any]:
     """Every case, each in a folder of its own below `folder`."""
-    started = time.monotonic()
+    began = time.monotonic()
     rows = []
     healthy: AccuracyRun | None = None
     for case in CASES:
         print(f"fault: {case.name}: {questions} questions", file=sys.stderr, flush=True)
         place = folder / case.name
         place.mkdir()
-        row = {"fault": case.name, **answer(case, questions, place)}
+        boot: dict[str, Any] = {"exit_code": None}
+        if case.name == HEALTHY:
+            row = answer(case, questions, place)
+        else:
+            with refusing(case, place) as end:  # two cores: one boots while the other answers
+                row, boot = answer(case, questions, place), end()
         run = AccuracyRun.read(place / "items.jsonl")
         healthy = healthy or run
         row |= {"accuracy_gate": judge(case, place), "identical": run.identical_to(healthy)}
-        boot = {"exit_code": None} if case.name == HEALTHY else refused(case, place)
-        rows.append(row | {"boot": boot})
+        rows.append({"fault": case.name, **row, "boot": boot})
     loaded = profile("warn")
     speculative = loaded.profile.speculative
     assert speculative is not None
@@ -176,7 +197,7 @@ def demonstrate(questions: int, folder: Path) -> dict[str, Any]:
         "questions": questions,
         "num_speculative_tokens": speculative.num_speculative_tokens,
         "accuracy_margin": MARGIN,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(time.monotonic() - began, 1),
         "rows": rows,
     }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fault import CASES, HEALTHY, answer, judge, refused
+from bench.fault import CASES, HEALTHY, answer, judge, refusing
 from tuning.accuracy import AccuracyRun
 
 pytestmark = pytest.mark.engine
@@ -31,5 +31,6 @@ def test_the_fault_is_seen_by_the_commands(tmp_path: Path) -> None:
     answered.write(folders[HEALTHY] / "items.jsonl")
     judged = judge(both, folders[both.name])
     assert (judged["verdict"], judged["exit_code"], judged["lost_questions"]) == ("inconclusive", 7, [])
-    ended = refused(target, folders[target.name])
+    with refusing(target, folders[target.name]) as end:
+        ended = end()
     assert ended["exit_code"] == 4 and "ratio 1.41" in ended["error"], ended
