@@ -379,9 +379,16 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def version(distribution: str) -> str:
-    """The installed version, or what stands in for it."""
-    found = [d.version for d in importlib.metadata.distributions(name=distribution)]
-    return found[0] if found else "sources without metadata"
+    """The version of what would be imported, by the metadata beside it, or what stands in for it.
+
+    Another version's metadata may lie further back on the path.
+    """
+    spec = importlib.util.find_spec(distribution)
+    folder = Path(spec.origin).resolve().parents[1] if spec and spec.origin else None
+    for found in importlib.metadata.distributions(name=distribution):
+        if Path(str(found.locate_file(""))).resolve() == folder:
+            return found.version
+    return "sources without metadata"
 
 
 def main() -> None:

@@ -4,25 +4,32 @@
 
 The checkpoint of `bench.gpu.v4_checkpoint`, one process and one engine a row:
 
-    none eager, k=5 eager              no graphs
-    none decode-sized                  graphs of 1 and 8 tokens, which a prompt never fits
-    none 48, k=5 48                    graphs up to 48 tokens, in which a short prompt's prefill runs, padded
-    none decode only, k=5 decode only  the same sizes, captured for decoding alone (FULL_DECODE_ONLY)
+    none eager, k=5 eager       no graphs
+    none 48, k=5 48             graphs up to 48 tokens, in which a short prompt's prefill runs, padded, with
+                                breaks for attention: VLLM_USE_BREAKABLE_CUDAGRAPH is set from the start
+    none 48 late, k=5 48 late   the variable is left to vLLM, which sets it after the model was imported
+    k=5 48 spawned, forked      left to vLLM as well, the engine in a process of its own: `vllm serve` spawns
+                                it, and VLLM_WORKER_MULTIPROC_METHOD=fork has it inherit the imported model
+    k=5 decode only             the same sizes, captured for decoding alone (FULL_DECODE_ONLY)
 
 Each engine is asked for prompts of 4, 16, 48 and 200 tokens: for one token, for 32, and for one again after
 eight others were served. A row's `stable` says whether a prompt's first token was the same in all of its
-requests; greedy decoding without batching has no reason to differ. The document compares each row's tokens
-with those of `none eager`.
+requests; greedy decoding without batching has no reason to differ. `breaks` counts how often a graph, by its
+size, gives way to attention (in-process engines alone). The document compares each row's tokens with those of
+`none eager`.
 
 The weights are random: many tokens are nearly as probable as the best, so a late difference may be rounding,
-an unstable first token is not. Needs vLLM 0.26.0. Not covered: why they differ, and other models.
+an unstable first token is not. Needs vLLM 0.26.0. Not covered: other models.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,19 +37,41 @@ from bench.gpu import v4_checkpoint, v4_rows
 
 PROGRAM = "bench.gpu.v4_graphs"
 K = 5
-EAGER: dict[str, Any] = {"enforce_eager": True}
-SMALL: dict[str, Any] = {"compilation_config": {"cudagraph_capture_sizes": [1, 8]}}
-NONE_48 = {"cudagraph_capture_sizes": [1, 8, 48]}
-K_48 = {"cudagraph_capture_sizes": [K + 1, v4_rows.SEQUENCES * (K + 1)]}
-DECODE_ONLY = {"cudagraph_mode": "FULL_DECODE_ONLY"}
-ROWS: dict[str, tuple[int, dict[str, Any]]] = {
-    "none eager": (0, EAGER),
-    "k=5 eager": (K, EAGER),
-    "none decode-sized": (0, SMALL),
-    "none 48": (0, {"compilation_config": NONE_48}),
-    "k=5 48": (K, {"compilation_config": K_48}),
-    "none decode only": (0, {"compilation_config": NONE_48 | DECODE_ONLY}),
-    "k=5 decode only": (K, {"compilation_config": K_48 | DECODE_ONLY}),
+MULTIPROCESSING, METHOD = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+class Row(NamedTuple):
+    """One engine: its drafts a step, its arguments on graphs, and what it changes in the environment."""
+
+    k: int
+    graphs: dict[str, Any]
+    environment: Mapping[str, str | None] = MappingProxyType({})
+
+
+def sized(k: int, **more: str) -> dict[str, Any]:
+    """Graphs of one step of one request, and of a full batch: 48 tokens in either case."""
+    sizes = [K + 1, v4_rows.SEQUENCES * (K + 1)] if k else [1, 8, 48]
+    return {"compilation_config": {"cudagraph_capture_sizes": sizes, **more}}
+
+
+LATE: dict[str, str | None] = {v4_rows.BREAKABLE: None}
+
+
+def _apart(method: str) -> dict[str, str | None]:
+    # Without NVML torch opens the driver to count GPUs, and a process forked afterwards can't use it.
+    return LATE | {MULTIPROCESSING: "1", METHOD: method, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+ROWS = {
+    "none eager": Row(0, {"enforce_eager": True}),
+    "k=5 eager": Row(K, {"enforce_eager": True}),
+    "none 48": Row(0, sized(0)),
+    "k=5 48": Row(K, sized(K)),
+    "none 48 late": Row(0, sized(0), LATE),
+    "k=5 48 late": Row(K, sized(K), LATE),
+    "k=5 48 spawned": Row(K, sized(K), _apart("spawn")),
+    "k=5 48 forked": Row(K, sized(K), _apart("fork")),
+    "k=5 decode only": Row(K, sized(K, cudagraph_mode="FULL_DECODE_ONLY")),
 }
 PROMPTS, LONG, TOP = (4, 16, 48, 200), 32, 5
 
@@ -58,9 +87,8 @@ def one(row: str, work: Path) -> dict[str, Any]:
     """The answers of one engine, by the prompt's length."""
     from vllm import LLM, SamplingParams
 
-    k, graphs = ROWS[row]
-    settings = v4_rows.engine_settings(work / "checkpoint", k)
-    llm = LLM(**settings, gpu_memory_utilization=0.2, kv_cache_memory_bytes=2 << 30, **graphs)
+    settings = v4_rows.engine_settings(work / "checkpoint", ROWS[row].k)
+    llm = LLM(**settings, gpu_memory_utilization=0.2, kv_cache_memory_bytes=2 << 30, **ROWS[row].graphs)
 
     def ask(prompts: list[dict[str, Any]], tokens: int, logprobs: int | None = None) -> Any:
         parameters = SamplingParams(
@@ -83,7 +111,20 @@ def one(row: str, work: Path) -> dict[str, Any]:
             "first_token_logprobs": {str(token): round(entry.logprob, 4) for token, entry in ranked[:TOP]},
             "tokens": long,
         }
-    return {"prompts": found}
+    return {"breaks": breaks(), "prompts": found}
+
+
+def breaks() -> dict[str, int]:
+    """Of each graph in this process that may give way to attention: how often it does, by its tokens."""
+    module = importlib.import_module("vllm.compilation.breakable_cudagraph")
+    entries = [
+        entry
+        for runner in module.BreakableCUDAGraphWrapper._all_instances
+        for entry in runner.entries.items()
+    ]
+    return {
+        str(batch.num_tokens): entry.capture.num_eager_breaks for batch, entry in entries if entry.capture
+    }
 
 
 def compared(rows: dict[str, Any]) -> dict[str, dict[str, int | None]]:
@@ -115,7 +156,8 @@ def _leading(pairs: Any) -> int:
 
 def main() -> None:
     """Run the rows; then put beside them how far each agrees with the engine without either."""
-    v4_rows.run(PROGRAM, __doc__.partition("\n")[0], tuple(ROWS), one, conclude=conclude)
+    environments = {name: row.environment for name, row in ROWS.items()}
+    v4_rows.run(PROGRAM, __doc__.partition("\n")[0], tuple(ROWS), one, environments, conclude)
 
 
 def conclude(out: Path) -> None:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from bench.gpu import start, v4_checkpoint
 from bench.gpu.kernels import version
 
 SEQUENCES, BATCHED, LENGTH = 8, 256, 1024
-ROW_SECONDS = 540
+ROW_SECONDS = 700
 CACHES = {
     "TILELANG_CACHE_DIR": "tilelang",
     "TRITON_CACHE_DIR": "triton",
@@ -33,7 +33,11 @@ ENVIRONMENT = {
     "VLLM_DEEP_GEMM_WARMUP": "skip",
     "HF_HUB_OFFLINE": "1",
 }
-IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": ""}
+# vLLM gives DeepSeek-V4 breakable graphs when it reads the configuration, after it has imported the model,
+# whose code looks at the variable once, on import. `vllm serve` starts its engine's process afterwards; an
+# engine in this process needs it from the start, or attention over a prompt is captured with all the rest.
+BREAKABLE = "VLLM_USE_BREAKABLE_CUDAGRAPH"
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "", BREAKABLE: "1"}
 
 
 def engine_settings(checkpoint: Path, k: int) -> dict[str, Any]:
@@ -59,13 +63,14 @@ def run(
     description: str,
     rows: Sequence[str],
     one: Callable[[str, Path], dict[str, Any]],
-    serves: Sequence[str] = (),
+    environments: Mapping[str, Mapping[str, str | None]] | None = None,
     conclude: Callable[[Path], None] | None = None,
 ) -> None:
     """A benchmark's whole command. `one` measures a row, given its name and the work folder.
 
-    Its process has the environment already. Rows in `serves` start processes of their own; in the others the
-    engine is in the row's process. `conclude` may add to the document once its rows are there.
+    Its process has the environment already: `IN_PROCESS`, since the engine is in the row's process, and over
+    it what `environments` names for the row, where None takes a variable away. `conclude` may add to the
+    document once its rows are there.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True)
@@ -97,11 +102,13 @@ def run(
         },
     }
     environment = os.environ | ENVIRONMENT | {name: str(work / folder) for name, folder in CACHES.items()}
+    environment |= IN_PROCESS
     for row in wanted:
         if "error" in document["rows"].get(row, {"error": "missing"}):
             host = {"host": document["machine"]["host"], "date": document["date"]}
-            own = environment if row in serves else environment | IN_PROCESS
-            document["rows"][row] = _process(program, row, work, own) | host
+            own: Mapping[str, str | None] = environment | dict((environments or {}).get(row, {}))
+            given = {name: value for name, value in own.items() if value is not None}
+            document["rows"][row] = _process(program, row, work, given) | host
             arguments.out.write_text(json.dumps(document, indent=1) + "\n")
             print(row, json.dumps(document["rows"][row])[:2000], flush=True)
     if conclude is not None:
@@ -109,7 +116,7 @@ def run(
     start.conclude(program, sum("error" in row for row in document["rows"].values()))
 
 
-def _process(program: str, row: str, work: Path, environment: dict[str, str]) -> dict[str, Any]:
+def _process(program: str, row: str, work: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     name = "".join(letter if letter.isalnum() else "-" for letter in row)
     result, log = work / "row.json", work / f"{name}.log"
     result.unlink(missing_ok=True)

@@ -79,13 +79,15 @@ def _platform_patches(settings: Settings) -> list[Patch]:
 
 
 def _general_patches(settings: Settings) -> list[Patch]:
-    from dspark_deploy.plugin import gate, resolved
+    from dspark_deploy.plugin import gate, graph_breaks, resolved
 
     write = functools.partial(write_report, settings.report_dir)
     everywhere = [
         gate.hook(settings.mhc_gate, apply_late, add_section, write),
         resolved.hook(apply_late, add_section, write),
     ]
+    if settings.platform != "cpu":
+        everywhere.append(graph_breaks.hook(apply_late))
     if settings.platform == "rocm":
         from dspark_deploy.plugin.amd import modules
 

@@ -76,4 +76,5 @@ def test_kernels_and_their_source_are_upstreams(tmp_path: Path) -> None:
     assert [patch["name"] for patch in json.loads(report.read_text())["patches"]] == [
         "numerics-watch",
         "resolved-watch",
+        "graph-breaks-watch",
     ]

@@ -272,6 +272,18 @@ EXAMPLES: dict[str, Example] = {
         change(ARGS + "max-cudagraph-capture-size=384"),
     ),
     "BREAKABLE_CUDAGRAPH": Example("mi355x, V4.1", change("engine.env={}"), change()),
+    "GRAPHS_LOSE_BREAKS": Example(
+        "mi355x",
+        change(
+            "engine.env={VLLM_WORKER_MULTIPROC_METHOD: fork}", CUDA, gpu_platform="cuda", gpus=["sm100"] * 4
+        ),
+        change(
+            "engine.env={VLLM_WORKER_MULTIPROC_METHOD: fork, VLLM_USE_BREAKABLE_CUDAGRAPH: '1'}",
+            CUDA,
+            gpu_platform="cuda",
+            gpus=["sm100"] * 4,
+        ),
+    ),
     "DECODE_ONLY_GRAPHS_V4": Example(
         "mi355x",
         change(ARGS + "compilation-config={cudagraph_mode: FULL_DECODE_ONLY}"),

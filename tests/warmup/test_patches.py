@@ -27,6 +27,8 @@ def test_each_patch_is_in_its_state(simulate: Simulate, version: str) -> None:
         "numerics-gate": "applied",
         "resolved-watch": "applied",
         "resolved-config": "applied",
+        "graph-breaks-watch": "applied",
+        "graph-breaks": "applied",
         # vLLM 0.31 put the norm's threads at the start of a wavefront.
         "mhc-wave64": "applied" if version in ("0.27.1", "0.30.0") else "upstream",
     }
@@ -113,6 +115,11 @@ def test_a_changed_source_is_examined(simulate: Simulate, name: str) -> None:
     assert verdicts[name]["state"] == state and reason in verdicts[name]["reason"]
 
 
-def test_on_another_platform_only_the_watches_are_there(simulate: Simulate) -> None:
+def test_on_another_platform_only_what_each_has_is_there(simulate: Simulate) -> None:
     seen = simulate("0.33.0", platform="cuda", case="states", families=["deepseek_v41"])
-    assert seen["patches"].keys() == {"numerics-watch", "resolved-watch"}
+    assert seen["patches"].keys() == {
+        "numerics-watch",
+        "resolved-watch",
+        "graph-breaks-watch",
+        "graph-breaks",
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dspark_deploy.preflight.facts import Facts
 from dspark_deploy.preflight.rules.base import Findings, error, note, rule, warning
 from dspark_deploy.preflight.rules.context import (
+    DEEPSEEK_V4,
     architecture,
     arg,
     captures_graphs,
@@ -18,7 +19,7 @@ from dspark_deploy.preflight.rules.context import (
 from dspark_deploy.profile import LoadedProfile
 
 SIZES, LARGEST, SEQUENCES = "cudagraph-capture-sizes", "max-cudagraph-capture-size", "max-num-seqs"
-BREAKABLE = "VLLM_USE_BREAKABLE_CUDAGRAPH"
+BREAKABLE, METHOD = "VLLM_USE_BREAKABLE_CUDAGRAPH", "VLLM_WORKER_MULTIPROC_METHOD"
 # model_type -> the value that its code on ROCm needs
 BREAKABLE_ON_ROCM = {"deepseek_v41": "1", "kimi_k3": "0"}
 
@@ -81,6 +82,24 @@ def breakable_graphs_fit_model(loaded: LoadedProfile, facts: Facts) -> Findings:
             f"set engine.env.{BREAKABLE} to '{needed}'",
             where_env(loaded, BREAKABLE),
             "vllm-project/recipes models/deepseek-ai/DeepSeek-V4.1-Flash.yaml",
+        )
+
+
+@rule("GRAPHS_LOSE_BREAKS")
+def forked_engine_keeps_its_breaks(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """A forked engine has imported its model before vLLM turns breakable graphs on: none of them breaks."""
+    platform, method = loaded.profile.hardware.platform, variable(loaded, facts, METHOD)
+    if platform != "cuda" or family(loaded, facts) not in DEEPSEEK_V4 or not captures_graphs(loaded):
+        return
+    prompts_in_graphs = graph_mode(loaded) in (None, "PIECEWISE", "FULL_AND_PIECEWISE")
+    if method == "fork" and variable(loaded, facts, BREAKABLE) is None and prompts_in_graphs:
+        yield error(
+            "GRAPHS_LOSE_BREAKS",
+            f"{METHOD} is fork, and vLLM sets {BREAKABLE} itself for {family(loaded, facts)}, too late for a "
+            "forked engine: its graphs hold attention, and prompts that fit into one come out wrong",
+            f"leave {METHOD} out: vLLM's server spawns its engine; or set engine.env.{BREAKABLE} to '1'",
+            where_env(loaded, METHOD),
+            "bench/results/gpu_v4_graphs.json (NVIDIA H200, vLLM 0.26.0)",
         )
 
 
