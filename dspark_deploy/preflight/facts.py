@@ -29,7 +29,15 @@ from dspark_deploy.preflight.aiter import Aiter, read_aiter
 from dspark_deploy.preflight.caches import Cache, probe_caches
 from dspark_deploy.preflight.checkpoint import Checkpoint, read_checkpoint
 from dspark_deploy.preflight.gpus import probe_gpus
-from dspark_deploy.preflight.vllm_build import PROBES, choices, features, flags, variables, vllm_folder
+from dspark_deploy.preflight.vllm_build import (
+    PROBES,
+    choices,
+    features,
+    flags,
+    switches,
+    variables,
+    vllm_folder,
+)
 from dspark_deploy.profile import Profile
 from dspark_deploy.redaction import masked
 from dspark_deploy.validation import fault_lines, unknown_key
@@ -70,8 +78,8 @@ class Facts:
     `sm90`; `nvidia` where only the driver is known), `gpu_names` the products where a driver tells them, and
     `gpu_platform` is `rocm`, `cuda` or empty. `torchvision_error` is the last line of its failed import.
     `features` says what the installed vLLM's sources have, `vllm_flags` which flags (without dashes) and
-    `vllm_variables` which VLLM_* variables, `vllm_choices` what some flags take; they are empty where the
-    sources can't be read.
+    `vllm_switches` those of them that have a `--no-`, `vllm_variables` which VLLM_* variables, `vllm_choices`
+    what some flags take; they are empty where the sources can't be read.
     `wavefront` is the lanes of an AMD GPU's wavefront, `rocm` the release, `gpu_memory_gib` one number per
     GPU. `caches` are the folders that compilers write to. `api_key_set`: VLLM_API_KEY is set to something.
     `port_free` is None where it was not probed; `host_error` says why the host can't be listened on.
@@ -89,6 +97,7 @@ class Facts:
     rocm: str = ""
     features: dict[str, bool] = field(default_factory=dict)
     vllm_flags: list[str] = field(default_factory=list)
+    vllm_switches: list[str] = field(default_factory=list)
     vllm_variables: list[str] = field(default_factory=list)
     vllm_choices: dict[str, list[str]] = field(default_factory=dict)
     caches: list[Cache] = field(default_factory=list)
@@ -197,6 +206,7 @@ def probe(profile: Profile) -> Facts:
         rocm=gpus.rocm,
         features=features(vllm),
         vllm_flags=flags(vllm),
+        vllm_switches=switches(vllm),
         vllm_variables=variables(vllm),
         vllm_choices=choices(vllm),
         caches=probe_caches({**os.environ, **profile.engine.env}),

@@ -32,6 +32,9 @@ PROBES: dict[str, tuple[str, str]] = {
 FLAG_FILES = ("engine/arg_utils.py", "entrypoints/cli/serve.py", "utils/argparse_utils.py")
 FLAG = re.compile(r"""["']--([a-z][a-z0-9-]+)["']""")
 FIELD = re.compile(r"^    ([a-z][a-z0-9_]+): ", re.MULTILINE)
+# A field that may be true or false becomes --name and --no-name; what only turns on is declared as text.
+SWITCH = re.compile(r"^    ([a-z][a-z0-9_]+): [^=\n]*\bbool\b", re.MULTILINE)
+ONE_WAY = re.compile(r"""["']--([a-z][a-z0-9-]+)["'],[^()]*?action=["']store_true["']""")
 # Flags whose values vLLM lists: flag -> (file, name of the list). None that a plugin may add to.
 CHOICES = {
     "kv-cache-dtype": ("config/cache.py", "CacheDType"),
@@ -66,13 +69,24 @@ def flags(folder: Path | None) -> list[str]:
 
     A name too many does no harm. The file of the server's own flags has moved between releases.
     """
-    if folder is None:
-        return []
-    paths = [folder / file for file in FLAG_FILES] + sorted((folder / "entrypoints").glob("**/cli_args.py"))
-    texts = [path.read_text(errors="replace") for path in paths if path.is_file()]
+    texts = _flag_texts(folder)
     found = {name for text in texts for name in FLAG.findall(text)}
     fields = {name.replace("_", "-") for text in texts for name in FIELD.findall(text)}
     return sorted(found | fields) if found else []
+
+
+def switches(folder: Path | None) -> list[str]:
+    """Those of `flags` that have a --no-name beside them; empty where there are no sources to read."""
+    texts = _flag_texts(folder)
+    fields = {name.replace("_", "-") for text in texts for name in SWITCH.findall(text)}
+    return sorted(fields - {name for text in texts for name in ONE_WAY.findall(text)})
+
+
+def _flag_texts(folder: Path | None) -> list[str]:
+    if folder is None:
+        return []
+    paths = [folder / file for file in FLAG_FILES] + sorted((folder / "entrypoints").glob("**/cli_args.py"))
+    return [path.read_text(errors="replace") for path in paths if path.is_file()]
 
 
 def choices(folder: Path | None) -> dict[str, list[str]]:

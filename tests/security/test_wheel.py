@@ -22,7 +22,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = {
-    "console_scripts": {"dspark-serve": "dspark_deploy.serve:main", "dspark-tune": "tuning.sweep:main"},
+    "console_scripts": {
+        "dspark-serve": "dspark_deploy.beginning:serve",
+        "dspark-tune": "tuning.beginning:tune",
+    },
     "vllm.platform_plugins": {"dspark_deploy": "dspark_deploy.plugin:platform_hook"},
     "vllm.general_plugins": {"dspark_deploy": "dspark_deploy.plugin:general_hook"},
 }

@@ -146,6 +146,7 @@ def shaped(**config: Any) -> Checkpoint:
 OTHER = Checkpoint("/models/draft", "/models/draft", "", {"block_size": 5})
 
 NAMED = {"vllm_flags": ["max-num-active-seqs", "max-num-seqs", "seed", "tensor-parallel-size"]}
+SWITCHES = {"vllm_flags": [*NAMED["vllm_flags"], "enforce-eager"], "vllm_switches": ["enforce-eager"]}
 VARIABLES_NAMED = {"vllm_variables": ["VLLM_CACHE_ROOT", "VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE"]}
 CUDA = "hardware={platform: cuda, arch: sm100, gpus: 4}"
 LISTED = {
@@ -157,6 +158,11 @@ LISTED = {
 SCHEDULE = "speculative.verification={kind: schedule, per_batch_size: [[1, 8, 5], [9, 64, 3]]}"
 EXAMPLES: dict[str, Example] = {
     "FLAG_UNKNOWN": Example("mi355x", change(ARGS + "max-num-sesq=8", **NAMED), change(**NAMED)),
+    "FLAG_HAS_NO_OPPOSITE": Example(
+        "mi355x",
+        change(ARGS + "seed=false", **SWITCHES),
+        change(ARGS + "seed=1", ARGS + "enforce-eager=false", **SWITCHES),
+    ),
     "FLAG_ABBREVIATED": Example("mi355x", change(ARGS + "max-num-s=8", **NAMED), change(**NAMED)),
     "FLAG_MISSPELT": Example(
         "mi355x", change(ARGS + "max-num-sesq=8"), change(ARGS + "max-num-active-seqs=8")
@@ -208,6 +214,14 @@ EXAMPLES: dict[str, Example] = {
     ),
     "FAMILY_DIFFERS": Example(
         "mi355x", change("model.family=deepseek_v41"), change("model.family=deepseek_v4")
+    ),
+    "CONFIG_IMPOSSIBLE": Example(
+        "mi355x", change(model=shaped(vocab_size=-5)), change(model=shaped(vocab_size=129280))
+    ),
+    "FACTS_OF_ANOTHER_MODEL": Example(
+        "mi355x",
+        change(model=replace(FLASH, name="/models/other")),
+        change(model=replace(FLASH, name="/models/target/")),
     ),
     "DSPARK_ON_MTP_CKPT": Example("mi355x", change(model=PREVIEW), change(DRAFT, model=PREVIEW, draft=OTHER)),
     "MTP_ON_DSPARK_CKPT": Example(

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from dspark_deploy.preflight.checkpoint import BUILTIN
 from dspark_deploy.preflight.facts import Facts
-from dspark_deploy.preflight.rules.base import Findings, error, rule
+from dspark_deploy.preflight.rules.base import Findings, error, rule, warning
 from dspark_deploy.profile import LoadedProfile
+
+# Counts that every model has, and that rules here and vLLM compute with; largest, generously.
+COUNTS = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "num_hidden_layers": 1 << 14,
+    "num_attention_heads": 1 << 14,
+    "max_position_embeddings": 1 << 40,
+    "dspark_block_size": 1 << 10,
+    "hc_mult": 1 << 10,
+}
 
 
 @rule("CHECKPOINT_MISSING", "DRAFT_MISSING", "BUILTIN_DAMAGED")
@@ -45,3 +56,38 @@ def family_is_as_stated(loaded: LoadedProfile, facts: Facts) -> Findings:
             f"use a profile for {found}",
             loaded.where("model", "family"),
         )
+
+
+@rule("CONFIG_IMPOSSIBLE")
+def counts_are_counts(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """A count in config.json that can't be: what is computed from it would say nothing."""
+    for checkpoint, path in ((facts.model, ("model", "path")), (facts.draft, ("speculative", "draft"))):
+        for name, largest in COUNTS.items():
+            value = checkpoint.config.get(name) if checkpoint else None
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if checkpoint and value is not None and not (whole and 1 <= value <= largest):
+                yield error(
+                    "CONFIG_IMPOSSIBLE",
+                    f"config.json of {checkpoint.name} has {name}: {str(value)[:40]}, where a whole number "
+                    f"from 1 to {largest} belongs",
+                    "get the checkpoint again, or correct its config.json",
+                    loaded.where(*path),
+                )
+
+
+@rule("FACTS_OF_ANOTHER_MODEL")
+def facts_are_of_this_model(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """Facts from a file hold the checkpoint that they were taken with, whatever this profile serves."""
+    draft = loaded.profile.speculative.draft if loaded.profile.speculative else None
+    for checkpoint, name, path in (
+        (facts.model, loaded.profile.model.path, ("model", "path")),
+        (facts.draft, draft, ("speculative", "draft")),
+    ):
+        if checkpoint and name and not checkpoint.problem and checkpoint.name.rstrip("/") != name.rstrip("/"):
+            yield warning(
+                "FACTS_OF_ANOTHER_MODEL",
+                f"these facts are of the checkpoint {checkpoint.name}, and the profile serves {name}: what "
+                "is said here of weights, block and memory is of the first",
+                f"take the facts anew: dspark-serve --profile ... --set {'.'.join(path)}={name} --facts-only",
+                loaded.where(*path),
+            )

@@ -64,6 +64,25 @@ def flags_are_known(loaded: LoadedProfile, facts: Facts) -> Findings:
             )
 
 
+@rule("FLAG_HAS_NO_OPPOSITE")
+def only_switches_are_turned_off(loaded: LoadedProfile, facts: Facts) -> Findings:
+    """vLLM has a --no-name for a flag that is on or off, and stops at one for a flag that takes a value."""
+    if not facts.vllm_switches:
+        return
+    for name, value in loaded.profile.engine.args.items():
+        flag = name.removeprefix("no-")
+        off = value is False if flag == name else name not in facts.vllm_flags
+        if off and flag in facts.vllm_flags and flag not in facts.vllm_switches:
+            yield error(
+                "FLAG_HAS_NO_OPPOSITE",
+                f"{named_arg(loaded, name)} becomes --no-{flag}, which vLLM {facts.vllm_version} doesn't "
+                f"have: {flag} takes a value, or can only be turned on",
+                f"leave {flag} out, or give it a value",
+                where_arg(loaded, name),
+                "vllm engine/arg_utils.py",
+            )
+
+
 @rule("FLAG_UNREAD")
 def every_part_is_a_flags(loaded: LoadedProfile, facts: Facts) -> Findings:
     """A word on the command line that belongs to no flag is a second model for vLLM, which stops at it."""
