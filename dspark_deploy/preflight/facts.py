@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dspark_deploy.errors import InputError
@@ -180,9 +180,10 @@ def _unreadable_versions(versions: object) -> list[str]:
     for name, text in versions.items() if isinstance(versions, dict) else ():
         try:
             Version(str(text))
-        except InvalidVersion:
+        except ValueError:  # InvalidVersion is one; a number of thousands of digits is another
+            shown = str(text)[:40]
             faults.append(
-                f"versions.{name}: {text!r} is no version; write one as 0.33.0 or 0.33.1.dev5+rocm720"
+                f"versions.{name}: {shown!r} is no version; write one as 0.33.0 or 0.33.1.dev5+rocm720"
             )
     return faults
 

@@ -147,6 +147,7 @@ def test_a_slip_in_facts_is_named(tmp_path: Path, part: str, says: str) -> None:
     ("versions", "says"),
     [
         ({"vllm": "abc"}, r"versions\.vllm: 'abc' is no version"),
+        ({"vllm": "0." + "9" * 5000}, r"versions\.vllm: '0\.9{38}' is no version"),
         ({"vlm": "0.33.0"}, r"versions\.vlm: .*'vllm'"),
     ],
 )
