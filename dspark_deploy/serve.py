@@ -38,7 +38,7 @@ from dspark_deploy.launch.engine import Engine, ReadyReport
 from dspark_deploy.launch.kernels import kernel_lines
 from dspark_deploy.launch.nodes import node_flags
 from dspark_deploy.launch.prewarm import run_prewarm
-from dspark_deploy.launch.rundir import new_run_directory, write_atomically
+from dspark_deploy.launch.rundir import make_folder, new_run_directory, write_atomically
 from dspark_deploy.plugin.registry import State
 from dspark_deploy.preflight import Facts, Severity, check, probe
 from dspark_deploy.profile import LoadedProfile, load_profile
@@ -181,6 +181,7 @@ def _emit(
 ) -> None:
     rendered = render(form, loaded, image, head, extra)
     if out is not None:
+        make_folder(out.parent)
         write_atomically(out, rendered.text)
         console.print(f"{out}: {form}, with its secrets by name: {', '.join(rendered.secrets)}", markup=False)
     if as_json:

@@ -12,15 +12,14 @@ configuration is measured here.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from optuna.trial import Trial
 from rich.console import Console
 
-from dspark_deploy.errors import DSparkError, EngineError, FileError, Interrupted, MeasurementError
-from dspark_deploy.launch.rundir import write_atomically
+from dspark_deploy.errors import DSparkError, EngineError, Interrupted, MeasurementError
+from dspark_deploy.launch.rundir import fresh_folder, write_atomically
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
 from tuning.accuracy import AccuracyRun, AccuracyVoidError
@@ -332,12 +331,7 @@ class Campaign:
         if change is not None:
             loaded = loaded.revised(change.changes(loaded))
         folder = self._cell(configuration)
-        try:
-            if folder.exists():  # of an attempt that did not end
-                shutil.rmtree(folder)
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise FileError(f"{folder}: cannot be made anew: {error.strerror}") from error
+        fresh_folder(folder)
         plan, extra = asked_of(configuration, loaded, self.facts, self.goal_load, base)
         measurement, answers, ready = self._measurer(
             loaded, self.facts, plan, self._workload, folder, progress.say, extra

@@ -32,7 +32,7 @@ import numpy as np
 from dspark_deploy.errors import MeasurementError
 from dspark_deploy.launch.command import vllm_program
 from dspark_deploy.launch.log import meaningful_lines
-from dspark_deploy.launch.rundir import write_atomically
+from dspark_deploy.launch.rundir import make_folder, write_atomically
 from dspark_deploy.launch.supervised import Supervised
 from dspark_deploy.plain_json import parse_json
 from tuning.per_request import RequestSteps, from_chunks
@@ -117,7 +117,7 @@ def run_load(
     load: Load, *, url: str, model: str, tokenizer: str, distribution: str, folder: Path, timeout_s: float
 ) -> LoadResult:
     """Run `vllm bench serve`; its files stay in `folder`. Raises LoadFailedError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     result, log = folder / "bench.json", folder / "bench.log"
     result.unlink(missing_ok=True)
     command = [

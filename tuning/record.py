@@ -20,7 +20,7 @@ from pydantic.json_schema import models_json_schema
 
 from dspark_deploy import __version__
 from dspark_deploy.errors import InputError
-from dspark_deploy.launch.rundir import write_atomically
+from dspark_deploy.launch.rundir import make_folder, write_atomically
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.redaction import redacted
@@ -79,8 +79,8 @@ class Record(Section):
         return self.model_dump(mode="json")
 
     def write(self, path: Path) -> None:
-        """One file. Raises FileError."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """One file. Raises FileError, and InputError where its folder can't be made."""
+        make_folder(path.parent)
         write_atomically(path, json.dumps(self.as_json(), indent=1) + "\n")
 
     @classmethod

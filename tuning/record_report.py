@@ -12,13 +12,13 @@ from typing import Any
 import jinja2
 import plotly.graph_objects as go
 
-from dspark_deploy.launch.rundir import write_atomically
+from dspark_deploy.launch.rundir import make_folder, write_atomically
 from tuning.report import embed, line_style
 
 
 def write_record_report(records: list[dict[str, Any]], path: Path) -> None:
-    """Render `records` (see `tuning.record`) to `path`, in their order. Raises FileError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Render `records` (see `tuning.record`) to `path`, in their order. Raises FileError and InputError."""
+    make_folder(path.parent)
     first, sections = True, []
     for number, record in enumerate(records):
         figures = []

@@ -13,7 +13,7 @@ import jinja2
 import plotly.graph_objects as go
 import plotly.io
 
-from dspark_deploy.launch.rundir import write_atomically
+from dspark_deploy.launch.rundir import make_folder, write_atomically
 
 # Okabe and Ito's colours: told apart by people who do not see red and green.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
@@ -23,7 +23,7 @@ MOST_FAMILIES = 4
 
 
 def write_report(result: dict[str, Any], path: Path) -> None:
-    """Render `result` (see `tuning.result`) to `path`."""
+    """Render `result` (see `tuning.result`) to `path`. Raises FileError, InputError."""
     complete = [cell for cell in result["cells"] if cell["state"] == "complete"]
     figures = [
         ("acceptance", "Acceptance by position", "positions", acceptance_figure(complete)),
@@ -43,6 +43,7 @@ def write_report(result: dict[str, Any], path: Path) -> None:
     # Milliseconds and tokens per second share a column.
     environment.filters["figure"] = lambda value: f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
     template = environment.from_string(source)
+    make_folder(path.parent)
     write_atomically(path, template.render(result=result, complete=complete, figures=rendered))
 
 

@@ -30,6 +30,7 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from dspark_deploy.errors import InputError, MeasurementError
+from dspark_deploy.launch.rundir import make_folder
 from dspark_deploy.redaction import mask_credentials
 
 KINDS = "sqlite:///FILE, journal:///FILE, postgresql://HOST/DATABASE or grpc://HOST:PORT"
@@ -155,12 +156,12 @@ def _open(url: str) -> BaseStorage:
     parts = urlsplit(url)
     if url.startswith("journal:///") and url != "journal:///":
         path = Path(url.removeprefix("journal://"))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         # The lock of exclusively created files holds on NFS 3 as well, unlike symbolic links on some disks.
         return _JournalReplay(_Journal(str(path), _TrimmingLock(path)))
     if url.startswith("sqlite:///") and url != "sqlite:///" and not url.endswith(":memory:"):
         path = Path(url.removeprefix("sqlite:///"))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         disk = file_system(path.parent)
         if disk in NETWORK_DISKS:
             raise InputError(

@@ -7,9 +7,12 @@ engine.log       vLLM's output
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import shutil
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +45,46 @@ def write_atomically(path: Path, text: str, private: bool = False) -> None:
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that took no file may not give one back
+            partial.unlink(missing_ok=True)
 
 
 def discard_partial(folder: Path) -> None:
     """Remove what writers that were killed have left in a folder. Only for who holds the folder alone."""
     for path in folder.glob(".*.partial"):
         path.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """A folder that a person named, with those above it, unless it is there. Raises InputError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"{path}: is in the way; it is not a folder") from error
+    except OSError as error:
+        raise InputError(f"{path}: no folder can be made there: {error.strerror}") from error
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Before work whose outcome goes to the file `path`: makes its folder, tries it. Raises InputError."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is a folder, a device or a pipe; name a file")
+    make_folder(path.parent)
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"{path}: no file can be written there: {error.strerror}") from error
+
+
+def fresh_folder(path: Path) -> None:
+    """An empty folder, in the place of what an attempt that did not end has left. Raises FileError."""
+    try:
+        if path.exists():
+            shutil.rmtree(path)
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be made anew: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dspark_deploy.errors import FileError, InputError
-from dspark_deploy.launch.rundir import new_run_directory, write_atomically
+from dspark_deploy.launch.rundir import (
+    fresh_folder,
+    make_folder,
+    new_run_directory,
+    refuse_unwritable,
+    write_atomically,
+)
 from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.schema import Expectation, Slo, SweepSettings
 from tests.unit.measurements import answers, measurement
@@ -21,6 +28,7 @@ from tuning.report import tpot_figure, write_report
 from tuning.result import result_json
 from tuning.selection import candidates, select
 from tuning.space import REFERENCE, Configuration
+from tuning.sweep import app
 from tuning.trials import Outcome
 
 K5 = Configuration(5, "greedy")
@@ -191,3 +199,59 @@ def test_run_directories_never_collide(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is in the way"):
         new_run_directory(tmp_path / "file", "x")
+
+
+def test_a_file_in_the_way_of_a_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    in_the_way = tmp_path / "file" / "deeper" / "record.json"
+    with pytest.raises(FileError, match="cannot be written"):
+        write_atomically(in_the_way, "new")
+    for refused in (make_folder, refuse_unwritable):
+        with pytest.raises(InputError, match="no folder can be made there"):
+            refused(in_the_way)
+    with pytest.raises(InputError, match="is in the way"):
+        make_folder(tmp_path / "file")
+    with pytest.raises(FileError, match="cannot be made anew"):
+        fresh_folder(tmp_path / "file")
+    with pytest.raises(InputError, match="name a file"):
+        refuse_unwritable(tmp_path)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_place_that_takes_a_file_is_left_as_it_is(tmp_path: Path) -> None:
+    record = tmp_path / "new" / "record.json"
+    refuse_unwritable(record)
+    assert list((tmp_path / "new").iterdir()) == []
+    record.write_text("an earlier one")
+    refuse_unwritable(record)
+    assert record.read_text() == "an earlier one"
+
+
+def test_what_an_attempt_left_is_replaced(tmp_path: Path) -> None:
+    place = tmp_path / "arms" / "none-1"
+    fresh_folder(place)
+    (place / "items.jsonl").write_text("half")
+    fresh_folder(place)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["kernels"],
+        ["divergence", "--url", "http://localhost:1"],
+        ["acceptance", "--url", "http://localhost:1"],
+        ["gsm8k", "run", "--data", "tiny", "--protocol", "tiny-0shot", "--url", "http://localhost:1"],
+        ["predict", "--profile", "cpu-tiny", "--num-speculative-tokens", "3"],
+        ["measure", "--profile", "cpu-tiny"],
+        ["sweep", "--profile", "cpu-tiny"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_result_with_nowhere_to_go_is_refused_before_the_work(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "deeper"
+    result = CliRunner().invoke(app, [*command, "--out", str(out)])
+    assert isinstance(result.exception, InputError) and str(out.parent) in str(result.exception), (
+        result.output
+    )

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import GateFailed, InputError, MeasurementError
+from dspark_deploy.launch.rundir import refuse_unwritable
 from tuning.acceptance import (
     MOST_POSITIONS,
     Acceptance,
@@ -70,6 +71,8 @@ def acceptance(
         raise InputError("name one source: --before A with --after B, or --log FILE, or --url URL")
     if machine is not None and url is None:
         raise InputError("--machine says what the server at --url runs on; files have no server")
+    if out is not None:
+        refuse_unwritable(out)
     engine: EngineOfRecord | None = None
     extra: dict[str, Any] = {}
     if log is not None:

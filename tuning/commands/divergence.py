@@ -17,6 +17,7 @@ from rich.console import Console
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import InputError
+from dspark_deploy.launch.rundir import refuse_unwritable
 from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES
 from tuning.commands.common import Json, Machine, Model, ProfileOption, Sets, Url, an_endpoint, conclude
 from tuning.judging.divergence import KIND, PROMPTS, TOKENS, across, collect, read_beginnings, within
@@ -49,6 +50,8 @@ def divergence(
         _show(console, "first against second", result["across"])
         conclude(console, Record(kind="divergence", created=now(), engine=None, result=result), out, as_json)
         return
+    if out is not None:
+        refuse_unwritable(out)
     asked = _prompts(data, prompts)
     with an_endpoint(console, url, model, profile, sets, machine) as (endpoint, engine):
         passes = collect(endpoint, asked, concurrency, console.print)

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import InputError
+from dspark_deploy.launch.rundir import make_folder
 from dspark_deploy.plain_json import parse_json
 from dspark_deploy.profile import load_profile
 from dspark_deploy.profile.schema import MOST_REQUESTS, MOST_SEQUENCES, Profile
@@ -84,6 +85,7 @@ def run(
     dataset = load_gsm8k(data, allow_other)
     questions = chosen.questions(dataset, limit)
     folder = out or Path("runs") / f"gsm8k-{protocol}"
+    make_folder(folder)
     with an_endpoint(console, url, model, profile, sets, machine, instrumented) as (endpoint, engine):
         identity = {
             **chosen.describe(),

@@ -24,6 +24,7 @@ from rich.table import Table
 from dspark_deploy.console import people
 from dspark_deploy.errors import GateFailed, InputError, MeasurementError
 from dspark_deploy.launch.log import meaningful_lines
+from dspark_deploy.launch.rundir import refuse_unwritable
 from dspark_deploy.launch.supervised import Supervised
 from dspark_deploy.preflight import probe
 from dspark_deploy.profile import load_profile
@@ -67,6 +68,8 @@ def kernels(
         if not streams:
             raise InputError(f"{profile}: its model has no mHC (no hc_mult in config.json); name --streams")
     hidden, streams = hidden or V4_HIDDEN, streams or V4_STREAMS
+    if out is not None:
+        refuse_unwritable(out)
     found = {}
     for number, name in enumerate(names, 1):
         console.print(f"provider {number} of {len(names)}: {name}, up to {LIMIT_S} s ...", markup=False)

@@ -12,7 +12,6 @@ arm loses accuracy against the reference, however fast it is. Not covered: choos
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from rich.table import Table
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import EngineError, GateFailed, InputError, MeasurementError
+from dspark_deploy.launch.rundir import fresh_folder, make_folder
 from dspark_deploy.profile.schema import MOST_BOOTS, MOST_REQUESTS, MOST_TEMPERATURE, MOST_TOKENS, Expectation
 from tuning.accuracy import MOST_TRUNCATED, AccuracyRun
 from tuning.arm_result import arm_json, failed_arm, level_name
@@ -130,6 +130,9 @@ def measure_command(
     folder = out or Path("runs") / f"measure-{loaded.profile.name}"
     if (folder / "record.json").exists():
         raise InputError(f"{folder}: has a record already; use --out FOLDER")
+    if (folder / "report.html").is_dir():
+        raise InputError(f"{folder / 'report.html'}: is in the way; it is a folder")
+    make_folder(folder)
     chosen = arms(loaded, facts, words(arm_names) or [])
     found, answers = _run(console, chosen, facts, plan, source, folder, boots)
     comparisons = _accuracy(answers, margin)
@@ -200,9 +203,7 @@ def _run(
             if arm.name in reasons:
                 continue
             place = folder / "arms" / f"{arm.name}-{boot}"
-            if place.exists():  # of an attempt that did not end
-                shutil.rmtree(place)
-            place.mkdir(parents=True)
+            fresh_folder(place)
             label = f"{arm.name}, boot {boot} of {boots}"
             # Greedy answers are about the build, and one boot has them all.
             problems = plan.accuracy_problems if boot == 1 else 0

@@ -9,7 +9,6 @@ one as well, whose error it reports. See `judging.prediction` for the formulas a
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from rich.table import Table
 
 from dspark_deploy.console import people
 from dspark_deploy.errors import InputError, MeasurementError
+from dspark_deploy.launch.rundir import fresh_folder, make_folder
 from dspark_deploy.preflight import Facts
 from dspark_deploy.profile import LoadedProfile
 from dspark_deploy.profile.loading import validated
@@ -72,7 +72,9 @@ def predict_command(
         temperature=settings.temperature,
     )
     refuse_what_cannot_be_asked(plan, source, loaded)
-    runs = _Runs(console, loaded, facts, plan, source, out or Path("runs") / f"predict-{loaded.profile.name}")
+    folder = out or Path("runs") / f"predict-{loaded.profile.name}"
+    make_folder(folder)
+    runs = _Runs(console, loaded, facts, plan, source, folder)
     base = runs.measure("base", loaded, [])
     lengths = predicted_lengths(base.acceptance, ks)
     delivered = _delivered(base.loads)
@@ -130,9 +132,7 @@ class _Runs:
 
     def measure(self, name: str, loaded: LoadedProfile, extra: list[str]) -> Measurement:
         place = self.folder / name
-        if place.exists():  # of an earlier attempt: engines are cheap against a stale number
-            shutil.rmtree(place)
-        place.mkdir(parents=True)
+        fresh_folder(place)
         found, _, _ = measure(
             loaded,
             self._facts,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_deploy.errors import InputError
-from dspark_deploy.launch.rundir import write_atomically
+from dspark_deploy.launch.rundir import make_folder, write_atomically
 from dspark_deploy.plain_json import json_lines, parse_json
 from tuning.accuracy import AccuracyRun, AccuracyVoidError, Item, read_item, refuse_second, run_accuracy
 from tuning.gsm8k.protocols import Protocol, thought
@@ -62,10 +62,7 @@ def write_run(folder: Path, run: AccuracyRun, identity: dict[str, Any]) -> None:
 
 
 def _open_folder(folder: Path, identity: dict[str, Any]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be created: {error.strerror}") from error
+    make_folder(folder)
     _check_identity(folder / "identity.json", identity)
 
 
